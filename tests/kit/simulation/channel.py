@@ -13,7 +13,7 @@ from grpc.aio._call import StreamStreamCall, StreamUnaryCall, UnaryStreamCall, U
 from grpc.aio._channel import Channel
 
 from tests.kit.simulation.client_call import ClientCall
-from tests.kit.simulation.streams import GOAWAY, Options, Stream
+from tests.kit.simulation.streams import GOAWAY, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class _Connection:
     def begin(self, call: ClientCall) -> None:
         self._num_calls = number = self._num_calls + 1
         self._calls[number] = call
-        call.begin(Stream(self.end, number), partial(self._forget, number))
+        call.begin(self.end, number, partial(self._forget, number))
 
     def _forget(self, number: int) -> None:
         self._calls.pop(number, None)
@@ -65,6 +65,8 @@ class _Connection:
         if kind is GOAWAY:
             self._takes_calls = False
             self._connector.on_disconnected(self)
+            for unseen in [number for number in self._calls if number > values[0]]:
+                self._calls.pop(unseen).begin_again()
             self._close_if_unused()
         elif number in self._calls:
             self._calls[number].on_frame(kind, *values)
@@ -113,6 +115,9 @@ class Connector:
         """grpc.aio calls this when a close begins; calls are refused from `close` on."""
 
     def close(self) -> None:
+        # A channel that is dropped closes itself, perhaps after the end of the simulation.
+        if self._loop.is_closed():
+            return
         self._cancel_timer()
         self._set_state(SHUTDOWN)
         for call in list(self._waiting):
@@ -122,8 +127,6 @@ class Connector:
             self._connection = None
 
     def check_connectivity_state(self, try_to_connect: bool) -> int:
-        if self._state == SHUTDOWN:
-            raise cygrpc.UsageError("Channel is closed.")
         state = self._state
         if try_to_connect and state == IDLE:
             self._connect()
@@ -205,11 +208,7 @@ class Connector:
         self._state = state
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
-            if watcher.done():
-                continue
-            if state == SHUTDOWN:
-                watcher.set_exception(cygrpc.UsageError("Channel is closed."))
-            else:
+            if not watcher.done():
                 watcher.set_result(None)
 
 
@@ -225,18 +224,22 @@ class SimChannel(Channel):
         self._calls: dict[Any, None] = {}
 
     def unary_unary(self, method: str, *coders: Any, **named: Any) -> Any:
-        return self._callable(UnaryUnaryCall, method, *coders, **named)
+        make = self._maker(UnaryUnaryCall, method, *coders, **named)
+        return lambda request, **options: make(request, **options)
 
     def unary_stream(self, method: str, *coders: Any, **named: Any) -> Any:
-        return self._callable(UnaryStreamCall, method, *coders, **named)
+        make = self._maker(UnaryStreamCall, method, *coders, **named)
+        return lambda request, **options: make(request, **options)
 
     def stream_unary(self, method: str, *coders: Any, **named: Any) -> Any:
-        return self._callable(StreamUnaryCall, method, *coders, **named)
+        make = self._maker(StreamUnaryCall, method, *coders, **named)
+        return lambda request_iterator=None, **options: make(request_iterator, **options)
 
     def stream_stream(self, method: str, *coders: Any, **named: Any) -> Any:
-        return self._callable(StreamStreamCall, method, *coders, **named)
+        make = self._maker(StreamStreamCall, method, *coders, **named)
+        return lambda request_iterator=None, **options: make(request_iterator, **options)
 
-    def _callable(
+    def _maker(
         self,
         kind: Any,
         method: str,
@@ -244,10 +247,10 @@ class SimChannel(Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Callable[..., Any]:
-        """Returns what makes calls of a method: `request` is one request or, for a stream, an iterator or None."""
+        """Returns what makes calls of a method."""
 
         def make(
-            request: Any = None,
+            request: Any,
             *,
             timeout: float | None = None,
             metadata: Any = None,

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.kit.simulation.channel import Connector
+    from tests.kit.simulation.network import End
 
 OK: int = grpc.StatusCode.OK.value[0]
 CANCELLED: int = grpc.StatusCode.CANCELLED.value[0]
+_USER_AGENT = ("user-agent", "grpc-python-asyncio/simulated")
 
 
 class ClientCall:
@@ -95,7 +97,7 @@ class ClientCall:
 
     # The operations, for grpc.aio's call objects.
 
-    async def unary_unary(self, request: bytes, metadata: Metadata, _: object) -> bytes | None:
+    async def unary_unary(self, request: bytes | None, metadata: Metadata, _: object) -> bytes | None:
         await self._begin(metadata)
         self._send_one(request)
         return await self._receive_one()
@@ -110,7 +112,7 @@ class ClientCall:
         on_sent()
         return response
 
-    async def initiate_unary_stream(self, request: bytes, metadata: Metadata, _: object) -> None:
+    async def initiate_unary_stream(self, request: bytes | None, metadata: Metadata, _: object) -> None:
         self._has_many_responses = True
         await self._begin(metadata)
         self._send_one(request)
@@ -122,12 +124,14 @@ class ClientCall:
         on_sent()
         await self._receive_headers()
 
-    async def send_serialized_message(self, message: bytes) -> None:
+    async def send_serialized_message(self, message: bytes | None) -> None:
+        message = message or b""
         if self._stream is None or not self._is_sendable(message):
             raise cygrpc.ExecuteBatchError("the call is over")
         await self._stream.write(message)
 
     async def send_receive_close(self) -> None:
+        await self._begun.wait()
         if self._stream is not None and not self._stream.is_over:
             self._stream.send(END)
         await asyncio.sleep(0)
@@ -140,12 +144,14 @@ class ClientCall:
         return cygrpc.EOF if message is None else message
 
     async def _begin(self, metadata: Metadata) -> None:
-        self.metadata = sendable(metadata)
+        self.metadata = (*sendable(metadata), _USER_AGENT)
         if self._received is None:
             self._connector.start(self)
         await self._begun.wait()
 
-    def _send_one(self, request: bytes) -> None:
+    def _send_one(self, request: bytes | None) -> None:
+        # grpc.aio sends nothing for what its serializer fails on.
+        request = request or b""
         if self._stream is not None and not self._stream.is_over and self._is_sendable(request):
             self._stream.post(request)
             self._stream.send(END)
@@ -183,15 +189,25 @@ class ClientCall:
 
     # What comes from the connection.
 
-    def begin(self, stream: Stream, on_end: Callable[[], None]) -> None:
-        """Sends the call's headers on a connection's new stream. `on_end`: called when nothing more is received."""
-        self._stream, self._on_end = stream, on_end
-        stream.send_headers(self.method, self.metadata, self.time_remaining())
-        self._begun.set()
+    def begin(self, end: End, number: int, on_end: Callable[[], None]) -> None:
+        """Sends the call on a connection, where it has a number. `on_end`: called when nothing more is received."""
+        self._on_end = on_end
+        if self._stream is None:
+            self._stream = Stream(end, number)
+            self._stream.send_headers(self.method, self.metadata, self.time_remaining())
+            self._begun.set()
+        elif not self._stream.send_again(end, number):
+            self.fail(grpc.StatusCode.UNAVAILABLE, "GOAWAY received")
+
+    def begin_again(self) -> None:
+        """Goes to another connection: the server has not seen the call."""
+        self._on_end = partial(self._connector.forget, self)
+        self._connector.start(self)
 
     def on_frame(self, kind: str, *values: Any) -> None:
         if self._received is not None or self._stream is None:
             return
+        self._stream.forget_sent()
         if kind is HEADERS:
             self._on_headers(values[0])
         elif kind is MESSAGE:

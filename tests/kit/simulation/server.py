@@ -29,6 +29,7 @@ class _Connection:
         self._server = server
         self._end = end
         self.calls: dict[int, ServerCall] = {}
+        self.last_number = 0
         end.on_message = self._on_frame
         end.on_lost = self._on_lost
         server.options.keep_alive(end)
@@ -38,6 +39,7 @@ class _Connection:
         if kind is HEADERS:
             method, metadata, timeout = values
             stream = Stream(self._end, number)
+            stream.forget_sent()
             self._server.start_call(self, stream, CallDetails(method, metadata), timeout, self._end.peer.address)
         elif number in self.calls:
             self.calls[number].on_frame(kind, *values)
@@ -48,7 +50,8 @@ class _Connection:
             call.cancel()
 
     def go_away(self) -> None:
-        self._end.send((GOAWAY, 0))
+        """Says that later calls will not be seen."""
+        self._end.send((GOAWAY, 0, self.last_number))
 
     def close(self) -> None:
         self._end.close("Socket closed")
@@ -120,8 +123,9 @@ class ServerCore:
         self, connection: _Connection, stream: Stream, details: CallDetails, timeout: float | None, peer: str
     ) -> None:
         if self._status >= _STOPPING:
-            stream.reset(grpc.StatusCode.UNAVAILABLE.value[0], "Server shutting down")
+            # The client learns it by GOAWAY.
             return
+        connection.last_number = stream.number
         call = connection.calls[stream.number] = ServerCall(self, stream, details, timeout, peer)
         call.task.add_done_callback(lambda _: self._on_end(connection, call))
         self._calls[call] = None
@@ -148,9 +152,10 @@ class ServerCore:
             async with asyncio.timeout(grace or 0):
                 await self._unused.wait()
         except TimeoutError:
+            # As in gRPC, handlers that go on when they are cancelled are not waited for.
             for call in list(self._calls):
-                call.cancel(grpc.StatusCode.UNAVAILABLE, "Server shutting down")
-            await self._unused.wait()
+                call.cancel(grpc.StatusCode.UNAVAILABLE, "Cancelling all calls")
+            await asyncio.sleep(0)
         self._status = _STOPPED
         for connection in list(self.connections):
             connection.close()

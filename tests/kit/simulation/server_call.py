@@ -207,9 +207,16 @@ class ServerCall:
             self.has_sent_headers = True
             self.stream.send_headers(metadata)
 
-    async def write(self, message: bytes) -> None:
+    def _check_sendable(self, message: bytes) -> None:
+        limit = self._server.options.max_send_bytes
+        if len(message) > limit:
+            details = f"SERVER: Sent message larger than max ({len(message)} vs. {limit})"
+            self.stream.reset(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], details)
         if self.stream.is_over:
             raise cygrpc.ExecuteBatchError("the call is over")
+
+    async def write(self, message: bytes) -> None:
+        self._check_sendable(message)
         self.send_headers()
         await self.stream.write(message)
 
@@ -283,9 +290,9 @@ class ServerCall:
         self.check_running()
         if self.code in (None, grpc.StatusCode.OK):
             content = _convert(handler.response_serializer, response)
-            if not self.stream.is_over:
-                self.send_headers()
-                self.stream.post(content)
+            self._check_sendable(content)
+            self.send_headers()
+            self.stream.post(content)
         await self.send_status()
 
     async def _answer_with_many(self, handler: Handler, request: Any, context: ServicerContext) -> None:

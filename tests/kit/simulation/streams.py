@@ -7,7 +7,7 @@ A frame is a tuple of its kind, the number of its call, and what the kind says:
     END       to the server: no more messages; to the client: code, details and trailing metadata
     RESET     code and details: the call is over, and messages under way do not count
     CREDIT    bytes that were read
-    GOAWAY    to the client: this connection takes no more calls
+    GOAWAY    to the client: this connection takes no calls after one of a number
 
 Messages are limited by a window: a write returns once all but WINDOW_BYTES of what was written have been read.
 """
@@ -29,6 +29,8 @@ HEADERS, MESSAGE, END, RESET, CREDIT, GOAWAY = "headers", "message", "end", "res
 WINDOW_BYTES = 65_535
 DEFAULT_MAX_RECEIVE_BYTES = 4 * 1024 * 1024
 _UNLIMITED = 2**31 - 1
+# A call that the server has not seen is sent again on another connection, unless it has more bytes.
+MAX_KEPT_BYTES = 256 * 1024
 _METADATA_BYTES = 100
 _CONTROL_BYTES = 20
 
@@ -88,11 +90,32 @@ class Stream:
         self.is_over = False
         self._num_unacknowledged = 0
         self._window = WINDOW_BYTES
+        # What was sent, until `forget_sent`.
+        self._sent: list[tuple[str, tuple[Any, ...], int]] | None = []
+        self._num_kept_bytes = 0
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
     def send(self, kind: str, *values: Any, num_bytes: int = _CONTROL_BYTES) -> None:
         self._end.send((kind, self.number, *values), num_bytes)
+        if self._sent is not None:
+            self._sent.append((kind, values, num_bytes))
+            self._num_kept_bytes += num_bytes
+            if self._num_kept_bytes > MAX_KEPT_BYTES:
+                self.forget_sent()
+
+    def forget_sent(self) -> None:
+        """Keeps nothing of what is sent: the peer has seen the call, or it is too large to be sent again."""
+        self._sent = None
+
+    def send_again(self, end: End, number: int) -> bool:
+        """Sends all again on another connection; returns whether that is possible."""
+        if self._sent is None:
+            return False
+        self._end, self.number = end, number
+        for kind, values, num_bytes in self._sent:
+            end.send((kind, number, *values), num_bytes)
+        return True
 
     def send_headers(self, *values: Any) -> None:
         self.send(HEADERS, *values, num_bytes=_METADATA_BYTES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
-from tests.unit.kit.simulation.worlds import KINDS, SERVICE, World, pairs
+from tests.unit.kit.simulation.worlds import KINDS, SERVICE, World, pairs, plain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -181,19 +181,19 @@ async def _outcome(kind: str, behaviour: Any, world: World) -> None:
             await world.client.tried("done writing", call.done_writing())
         world.signal("sent").set()
         if gives_many:
-            await world.client.tried("all", _collect(call))
+            await world.client.tried("all", collect(call))
         else:
             await world.client.tried("response", call)
         await look(world, call)
 
 
-async def _collect(call: Any) -> list[bytes]:
+async def collect(call: Any) -> list[bytes]:
     return [message async for message in call]
 
 
 async def look(world: World, call: Any) -> None:
     """Notes all that a call tells once it is over."""
-    world.client.note(await call.code(), await call.details())
+    world.client.note(await call.code(), plain(await call.details()))
     world.client.note(pairs(await call.initial_metadata()), pairs(await call.trailing_metadata()))
     world.client.note(call.done(), call.cancelled(), call.time_remaining())
 
