@@ -28,7 +28,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 from tests.kit.simulation.burial import bury
 from tests.kit.simulation.schedule import CALLBACK_SECONDS, OWNER, START_SECONDS, Deadlock, Owner, Schedule
@@ -71,8 +71,6 @@ class SimLoop(Schedule):
         self._max_callbacks = max_callbacks
         self._thread_id: int | None = None
         self._stopping = False
-        self._generators: WeakValueDictionary[int, AsyncGenerator[Any]] = WeakValueDictionary()
-        self._num_generators = 0
         # When an executor of one thread is free again.
         self._busy_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
@@ -195,7 +193,7 @@ class SimLoop(Schedule):
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None, **options: Any) -> Any:
         owner = (OWNER.get() if context is None else context.get(OWNER)) or self.main
-        owner._num_tasks = number = owner._num_tasks + 1
+        owner._num_made = number = owner._num_made + 1
         name = name or f"{getattr(coro, '__qualname__', 'task')}-{number}"
         owner._tasks[number] = task = asyncio.Task(coro, loop=self, name=name, context=context, **options)
         return task
@@ -221,16 +219,18 @@ class SimLoop(Schedule):
     # Generators.
 
     def _on_generator(self, generator: AsyncGenerator[Any]) -> None:
-        self._num_generators += 1
-        self._generators[self._num_generators] = generator
+        owner = self.current_owner()
+        owner._num_made += 1
+        owner._generators[owner._num_made] = generator
 
     def _on_dropped_generator(self, generator: AsyncGenerator[Any]) -> None:
         if not self._is_closed:
             self.create_task(generator.aclose(), name=f"aclose {generator.__qualname__}")
 
     async def shutdown_asyncgens(self) -> None:
-        for generator in list(self._generators.values()):
-            await generator.aclose()
+        for owner in self._owners:
+            for generator in list(owner._generators.values()) if owner.alive else ():
+                await generator.aclose()
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as in asyncio
         return

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from tests.kit.simulation.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncGenerator, Coroutine
 
 T = TypeVar("T")
 
@@ -40,7 +40,19 @@ class Owner:
         slowdown: how many times as long as usual its callbacks take; 1: usual.
     """
 
-    __slots__ = ("_idle", "_kept", "_num_tasks", "_paused", "_queue", "_tasks", "alive", "frozen", "name", "slowdown")
+    __slots__ = (
+        "_generators",
+        "_idle",
+        "_kept",
+        "_num_made",
+        "_paused",
+        "_queue",
+        "_tasks",
+        "alive",
+        "frozen",
+        "name",
+        "slowdown",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,9 +66,11 @@ class Owner:
         # Whether a slow owner is still busy with its last callback.
         self._paused = False
         self._tasks: WeakValueDictionary[int, asyncio.Task[Any]] = WeakValueDictionary()
-        self._num_tasks = 0
-        # The tasks that it had when it was killed.
-        self._kept: list[asyncio.Task[Any]] = []
+        self._generators: WeakValueDictionary[int, AsyncGenerator[Any]] = WeakValueDictionary()
+        # Numbers its tasks and generators.
+        self._num_made = 0
+        # The tasks and generators that it had when it was killed.
+        self._kept: list[Any] = []
 
     def __repr__(self) -> str:
         return f"<Owner {self.name}>"
@@ -146,7 +160,7 @@ class Schedule(asyncio.AbstractEventLoop):
         until the loop is closed.
         """
         owner.alive = False
-        owner._kept = list(owner._tasks.values())
+        owner._kept = [*owner._tasks.values(), *owner._generators.values()]
         self._settle(owner)
 
     def freeze(self, owner: Owner) -> None:
