@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 LATENCY_SECONDS = (50e-6, 500e-6)
 BYTES_PER_SECOND = 1e9
+# What arrives within this time is received together.
+AT_ONCE_SECONDS = 2e-6
 # How long until an end notices that its connection was broken.
 NOTICE_SECONDS = (0.0, 0.2)
 FIRST_FREE_PORT = 40_000
@@ -103,7 +105,7 @@ class End:
         self._incoming: deque[tuple[float, Any]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._is_cut = False
-        self._heard_at = self._loop.time()
+        self._heard_at = self._last_put_at = self._loop.time()
         self.assign(owner)
 
     def assign(self, owner: Owner) -> None:
@@ -144,9 +146,15 @@ class End:
 
     def _put(self, message: Any, seconds: float) -> None:
         """Puts a message on its way to this end, on which it takes `seconds` beside the latency."""
-        arrival = self._loop.time() + self._network.draw_latency(self.peer.node, self.node)
-        if self._incoming:
-            arrival = max(arrival, self._incoming[-1][0])
+        now = self._loop.time()
+        if self._incoming and self._last_put_at == now:
+            # Behind what was sent in the same instant.
+            arrival = self._incoming[-1][0]
+        else:
+            arrival = now + self._network.draw_latency(self.peer.node, self.node)
+            if self._incoming:
+                arrival = max(arrival, self._incoming[-1][0])
+        self._last_put_at = now
         self._incoming.append((arrival + seconds, message))
         self._wait_for_first()
 
@@ -155,17 +163,14 @@ class End:
             self._timer = self._loop.call_at(self._incoming[0][0], self._arrive, context=self._context)
 
     def _arrive(self) -> None:
+        """Receives what is there. The first message, for which the timer was, may have been cut."""
         self._timer = None
-        # What the timer was for may have been cut.
-        is_due = bool(self._incoming) and self._incoming[0][0] <= self._loop.time()
-        if not is_due or self._network.is_blocked(self.peer.node, self.node):
+        if not self._network.is_blocked(self.peer.node, self.node):
+            now = self._loop.time()
+            while self._incoming and self._incoming[0][0] <= now + AT_ONCE_SECONDS:
+                self._heard_at = now
+                self._receive(self._incoming.popleft()[1])
             self._wait_for_first()
-            return
-        _, message = self._incoming.popleft()
-        self._wait_for_first()
-        if self.is_open:
-            self._heard_at = self._loop.time()
-            self._receive(message)
 
     def _receive(self, message: Any) -> None:
         if message is _PING:
