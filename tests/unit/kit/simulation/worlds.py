@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -19,7 +19,7 @@ from tests.kit.simulation.network import Network
 from tests.kit.simulation.transport import SimTransport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     Options = Sequence[tuple[str, Any]]
     Events = dict[str, list[Any]]
@@ -49,15 +49,17 @@ def make_handler(world: World, kind: str, behaviour: Behaviour) -> Any:
 
     async def answer(request: Any, context: Any) -> Any:
         last = b""
-        async for response in behaviour(world, request, context):
-            last = response
-            if writes:
-                await context.write(response)
+        with world.handling():
+            async for response in behaviour(world, request, context):
+                last = response
+                if writes:
+                    await context.write(response)
         return None if writes else last
 
     async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-        async for response in behaviour(world, request, context):
-            yield response
+        with world.handling():
+            async for response in behaviour(world, request, context):
+                yield response
 
     return _MAKERS[takes_many, gives_many](generate if gives_many and not writes else answer)
 
@@ -97,6 +99,25 @@ class World:
         self.deadline = deadline
         self.client, self.server = Side(), Side()
         self._signals: dict[str, asyncio.Event] = {}
+        self._num_handlers = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        self._num_handlers += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_handlers -= 1
+            if not self._num_handlers:
+                self._idle.set()
+
+    async def stop(self, server: Any) -> None:
+        """Stops a server, and waits for its handlers, which gRPC does not."""
+        await server.stop(None)
+        await self._idle.wait()
 
     def signal(self, name: str) -> asyncio.Event:
         """Returns an event of a name, by which the two sides of a case wait for each other."""
@@ -127,7 +148,7 @@ class World:
         await self.start(server)
         async with self.make_channel(channel_options) as channel:
             yield channel
-        await server.stop(None)
+        await self.stop(server)
 
 
 class RealWorld(World):
@@ -139,7 +160,8 @@ class RealWorld(World):
         return grpc.aio.server(options=options, interceptors=interceptors)
 
     def make_channel(self, options: Options = ()) -> Any:
-        return grpc.aio.insecure_channel(self._address, options)
+        # A connection of an earlier channel must not be used.
+        return grpc.aio.insecure_channel(self._address, [*options, ("grpc.use_local_subchannel_pool", 1)])
 
     async def start(self, server: Any) -> None:
         server.add_insecure_port(self._address)
