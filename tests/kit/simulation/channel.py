@@ -114,9 +114,13 @@ class Connector:
     def closing(self) -> None:
         """grpc.aio calls this when a close begins; calls are refused from `close` on."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has been killed, or the simulation is over; Python may drop its objects afterwards."""
+        return self._loop.is_closed() or not self._owner.alive
+
     def close(self) -> None:
-        # A channel that is dropped closes itself, perhaps after the end of the simulation.
-        if self._loop.is_closed():
+        if self.is_gone:
             return
         self._cancel_timer()
         self._set_state(SHUTDOWN)

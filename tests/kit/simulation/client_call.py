@@ -86,8 +86,7 @@ class ClientCall:
         return self._initial_metadata or ()
 
     def cancel(self, details: str) -> None:
-        # The garbage collector cancels too, perhaps after the end of the simulation.
-        if not self._loop.is_closed():
+        if not self._connector.is_gone:
             self._is_locally_cancelled = True
             self._show_status(cygrpc.AioRpcStatus(CANCELLED, details, None, None))
             self.fail(grpc.StatusCode.CANCELLED, details)

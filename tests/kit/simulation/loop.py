@@ -55,6 +55,33 @@ class TooLong(RuntimeError):
     """The run took more callbacks than it may."""
 
 
+class SimFuture(asyncio.Future[Any]):
+    """A future whose hash is a number, so that sets of futures have the same order in every run."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, loop: SimLoop, number: int) -> None:
+        # Before asyncio's own, which puts a task into a set.
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task whose hash is a number, for the same reason."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, coro: Any, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimLoop(Schedule):
     """See the module. `random` is what the schedule is drawn from; others take their own from `random_for`.
 
@@ -68,6 +95,7 @@ class SimLoop(Schedule):
         self.names: dict[str, Sequence[str]] = {}
         self.errors: list[BaseException] = []
         self.num_callbacks = 0
+        self._num_futures = 0
         self._max_callbacks = max_callbacks
         self._thread_id: int | None = None
         self._stopping = False
@@ -189,13 +217,16 @@ class SimLoop(Schedule):
     # Tasks and futures.
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        self._num_futures += 1
+        return SimFuture(self, self._num_futures)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None, **options: Any) -> Any:
         owner = (OWNER.get() if context is None else context.get(OWNER)) or self.main
         owner._num_made = number = owner._num_made + 1
         name = name or f"{getattr(coro, '__qualname__', 'task')}-{number}"
-        owner._tasks[number] = task = asyncio.Task(coro, loop=self, name=name, context=context, **options)
+        self._num_futures += 1
+        task = SimTask(coro, self._num_futures, loop=self, name=name, context=context, **options)
+        owner._tasks[number] = task
         return task
 
     def get_task_factory(self) -> None:

@@ -113,8 +113,8 @@ class End:
         self._context = self._loop.context_of(owner)
 
     def send(self, message: Any, num_bytes: int = _SMALL_BYTES) -> None:
-        """Sends a message. On a connection that is lost, or was closed by the other end, it vanishes."""
-        if self.is_open and not self.peer._is_cut:
+        """Sends a message. If the connection is lost, the other end closed it or the owner is dead, it vanishes."""
+        if self.is_open and self.owner.alive and not self.peer._is_cut:
             self.peer._put(message, num_bytes / BYTES_PER_SECOND)
 
     def close(self, reason: str = "closed by the peer") -> None:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.kit.simulation import calls, outcomes, servers
+from tests.unit.kit.simulation import calls, outcomes, servers, sizes
 from tests.unit.kit.simulation.worlds import events_of_real, events_of_simulated
 
-CASES = {**outcomes.CASES, **calls.CASES, **servers.CASES}
+CASES = {**outcomes.CASES, **calls.CASES, **servers.CASES, **sizes.CASES}
 NUM_SEEDS = 3
 
 

@@ -481,9 +481,42 @@ def test_a_hash_does_not_depend_on_when_it_is_asked_for() -> None:
     assert run(main()).trace_hash == without
 
 
-def test_another_process_with_another_hash_seed_repeats_a_seed() -> None:
-    program = "from tests.unit.kit.simulation.test_loop import _race, run; print(run(_race(), 5).trace_hash)"
+async def _sets() -> str:
+    """Iterates over sets of tasks and futures, as `TaskGroup` and `wait` do."""
+    letters: list[str] = []
+
+    async def wait(letter: str) -> None:
+        try:
+            await asyncio.sleep(1)
+        finally:
+            letters.append(letter)
+
+    async def fail() -> None:
+        raise KeyError
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for letter in "abcdefghijklmnopqrstuvwxyz":
+                group.create_task(wait(letter))
+            await asyncio.sleep(0)
+            group.create_task(fail())
+    except* KeyError:
+        letters.append(".")
+    futures = {loop().create_future(): letter for letter in "abcdefghijklmnopqrstuvwxyz"}
+    for future in futures:
+        future.set_result(None)
+    done, _ = await asyncio.wait(set(futures))
+    return "".join(letters) + "".join(futures[future] for future in done)
+
+
+@pytest.mark.parametrize("name", ["_race", "_sets"])
+def test_another_process_with_another_hash_seed_repeats_a_seed(name: str) -> None:
+    program = (
+        "from tests.unit.kit.simulation import test_loop; "
+        f"outcome = test_loop.run(test_loop.{name}(), 5); print(outcome.trace_hash, outcome.result)"
+    )
+    outcome = run(globals()[name](), 5)
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
-        assert answer.stdout.decode().strip() == run(_race(), 5).trace_hash
+        assert answer.stdout.decode().split() == [outcome.trace_hash, outcome.result]
