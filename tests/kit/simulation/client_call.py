@@ -234,15 +234,16 @@ class ClientCall:
             self._stream.on_message(message)
 
     def fail(self, code: grpc.StatusCode, details: str) -> None:
-        """Ends the call from here: nothing more is received."""
+        """Ends the call from here: nothing more is received, and nothing more can be read."""
         if self._stream is not None:
             self._stream.reset(CANCELLED, details)
+            self._stream.close()
         if self._received is None:
             self._on_status(code.value[0], details, ())
+        else:
+            self._end_when_read()
 
     def _on_status(self, code: int, details: str, trailing_metadata: Metadata) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         self._on_end()
         self._received = cygrpc.AioRpcStatus(code, details, trailing_metadata, f"simulated: {details}")
         self._begun.set()
@@ -250,14 +251,16 @@ class ClientCall:
         self._end_when_read()
 
     def _end_when_read(self) -> None:
-        if self._received is None or self._ended.is_set():
+        is_read = not self._has_many_responses or self._stream is None or not self._stream.incoming
+        if self._received is None or self._ended.is_set() or not is_read:
             return
-        if not self._has_many_responses:
-            self._ended.set()
-        elif self._stream is None or not self._stream.incoming:
-            self._ended.set()
-            if not self._is_locally_cancelled:
-                self._show_status(self._received)
+        self._ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._has_many_responses and not self._is_locally_cancelled:
+            self._show_status(self._received)
 
     def _on_deadline(self) -> None:
+        # A status that was received and may not be shown yet does not count.
+        self._received = None
         self.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")

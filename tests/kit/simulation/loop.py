@@ -281,17 +281,22 @@ class SimLoop(Schedule):
         Work that is cancelled before it begins is not run. `executor` is only asked how many threads it has.
         """
         begin = self._now + self._draw_delay()
-        if getattr(executor, "_max_workers", 0) == 1:
+        has_one_thread = getattr(executor, "_max_workers", 0) == 1
+        if has_one_thread:
             begin = max(begin, self._busy_until.get(executor, 0.0))
-            self._busy_until[executor] = begin
+        end = begin + self._draw_delay()
+        if has_one_thread:
+            self._busy_until[executor] = end
         future = self.create_future()
-        self.call_at(begin, self._work, future, func, args)
+        # A thread does not know the context variables of the code that gave it work.
+        context = self.context_of(self.current_owner())
+        self.call_at(begin, self._work, future, func, args, end, context=context)
         return future
 
     def _draw_delay(self) -> float:
         return self.random.uniform(*EXECUTOR_SECONDS) * self.current_owner().slowdown
 
-    def _work(self, future: asyncio.Future[Any], func: Any, args: Any) -> None:
+    def _work(self, future: asyncio.Future[Any], func: Any, args: Any, end: float) -> None:
         if future.cancelled():
             return
         result, error = None, None
@@ -299,7 +304,7 @@ class SimLoop(Schedule):
             result = func(*args)
         except Exception as raised:  # noqa: BLE001 - it goes to whoever awaits the future
             error = raised
-        self.call_later(self._draw_delay(), self._deliver, future, result, error)
+        self.call_at(end, self._deliver, future, result, error)
 
     def _deliver(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
         if future.cancelled():

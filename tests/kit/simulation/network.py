@@ -124,25 +124,23 @@ class End:
             self._end()
 
     def keep_alive(self, interval_seconds: float, timeout_seconds: float) -> None:
-        """Checks the other end's process whenever nothing was heard for `interval_seconds`."""
-        self._check(interval_seconds, timeout_seconds)
-
-    def _check(self, interval: float, timeout: float) -> None:
+        """Asks for a sign of the other end's process whenever nothing was heard for `interval_seconds`."""
         if not self.is_open:
             return
-        now, due = self._loop.time(), self._heard_at + interval
+        now, due = self._loop.time(), self._heard_at + interval_seconds
+        context = self._context
         if now < due:
-            self._loop.call_at(due, self._check, interval, timeout, context=self._context)
-            return
-        self.send(_PING)
-        self._loop.call_at(now + timeout, self._judge, now, interval, timeout, context=self._context)
+            self._loop.call_at(due, self.keep_alive, interval_seconds, timeout_seconds, context=context)
+        else:
+            self.send(_PING)
+            self._loop.call_later(timeout_seconds, self._judge, now, interval_seconds, timeout_seconds, context=context)
 
-    def _judge(self, asked_at: float, interval: float, timeout: float) -> None:
+    def _judge(self, asked_at: float, interval_seconds: float, timeout_seconds: float) -> None:
         if self.is_open and self._heard_at < asked_at:
             self._loop.note(f"no answer from {self.peer.address} to {self.node}")
             self.send(_Lost("the peer's keepalive failed"))
             self._lose("keepalive watchdog timeout")
-        self._check(interval, timeout)
+        self.keep_alive(interval_seconds, timeout_seconds)
 
     def _put(self, message: Any, seconds: float) -> None:
         """Puts a message on its way to this end, on which it takes `seconds` beside the latency."""
@@ -229,7 +227,8 @@ class Network:
     """See the module.
 
     Attributes:
-        hosts: the nodes of other names for them, such as IP addresses.
+        hosts: the node of each other name for one, such as an IP address.
+        latency_seconds: the shortest and the longest latency of a message.
     """
 
     def __init__(self, loop: SimLoop) -> None:

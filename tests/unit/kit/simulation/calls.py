@@ -189,13 +189,15 @@ async def reads_to_the_end(world: World) -> None:
         await world.client.tried("iterate", collect(call))
 
 
-async def sees_its_status_once_all_is_read(world: World) -> None:
-    async def sends(world: World, request: Any, context: Any) -> AsyncGenerator[bytes]:
-        yield b"one"
-        yield b"two"
-        context.add_done_callback(lambda _: world.signal("over").set())
+async def _sends_two(world: World, request: Any, context: Any) -> AsyncGenerator[bytes]:
+    context.add_done_callback(lambda _: world.signal("over").set())
+    world.signal("begun").set()
+    yield b"one"
+    yield b"two"
 
-    async with world.serving({"Method": ("unary-stream", sends)}) as channel:
+
+async def sees_its_status_once_all_is_read(world: World) -> None:
+    async with world.serving({"Method": ("unary-stream", _sends_two)}) as channel:
         call = open_call(channel, "unary-stream", b"x")
         await world.signal("over").wait()
         await asyncio.sleep(SHORT)
@@ -206,6 +208,28 @@ async def sees_its_status_once_all_is_read(world: World) -> None:
         await world.client.tried("read", call.read())
         world.client.note(await call.code(), call.done())
         await world.client.tried("read", call.read())
+
+
+async def reads_after_its_deadline(world: World) -> None:
+    async with world.serving({"Method": ("unary-stream", _sends_two)}) as channel:
+        call = open_call(channel, "unary-stream", b"x", timeout=world.deadline)
+        await world.client.tried("read", call.read())
+        await asyncio.sleep(2 * world.deadline)
+        await world.client.tried("rest", call.read())
+        await world.client.tried("rest", call.read())
+        await look(world, call)
+        await _is_over(world)
+
+
+async def is_cancelled_before_all_is_read(world: World) -> None:
+    async with world.serving({"Method": ("unary-stream", _sends_two)}) as channel:
+        call = open_call(channel, "unary-stream", b"x")
+        await world.client.tried("first", anext(aiter(call)))
+        await world.signal("over").wait()
+        await asyncio.sleep(SHORT)
+        world.client.note("cancel", call.cancel())
+        await world.client.tried("rest", collect(call))
+        await look(world, call)
 
 
 async def mixes_styles(world: World) -> None:
@@ -403,6 +427,8 @@ BY_STREAM = [is_cancelled_behind_a_full_window, outlives_a_cancel, outlives_a_de
 SINGLE = [
     reads_to_the_end,
     sees_its_status_once_all_is_read,
+    reads_after_its_deadline,
+    is_cancelled_before_all_is_read,
     mixes_styles,
     talks_in_turns,
     writes_after_done_writing,

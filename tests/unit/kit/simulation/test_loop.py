@@ -224,13 +224,27 @@ def test_threads_errors_go_to_who_waits() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_executor_of_one_thread_keeps_the_order(seed: int) -> None:
-    async def main() -> list[int]:
-        order: list[int] = []
+    async def main() -> list[str]:
+        order: list[str] = []
         with ThreadPoolExecutor(1) as executor:
-            await asyncio.gather(*(loop().run_in_executor(executor, order.append, number) for number in range(9)))
+            futures = [loop().run_in_executor(executor, order.append, f"work {number}") for number in range(9)]
+            for number, future in enumerate(futures):
+                future.add_done_callback(lambda _, number=number: order.append(f"done {number}"))
+            await asyncio.gather(*futures)
         return order
 
-    assert run(main(), seed).result == list(range(9))
+    order = run(main(), seed).result
+    for what in ("work", "done"):
+        assert [event for event in order if event.startswith(what)] == [f"{what} {number}" for number in range(9)]
+
+
+def test_work_knows_the_context_variables_that_a_thread_knows() -> None:
+    async def main() -> list[str]:
+        VARIABLE.set("main")
+        by_executor = asyncio.get_running_loop().run_in_executor(None, VARIABLE.get)
+        return [await asyncio.to_thread(VARIABLE.get), await by_executor]
+
+    assert run(main()).result == asyncio.run(main()) == ["main", "none"]
 
 
 def test_names_are_looked_up_in_the_loop() -> None:
