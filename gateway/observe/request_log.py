@@ -61,12 +61,8 @@ class RequestLog:
         operation: the operation under OpenTelemetry's name; empty for a part, and if another gateway knows it.
 
     Attributes:
-<<<<<<< HEAD
-        arrived_at: the request's arrival, by time.monotonic().
-        first_token_at: the time at which the prompt and the first token were computed; None: not yet.
-=======
         arrived_at: the request's arrival, by the event loop's time.
->>>>>>> clock
+        first_token_at: the time at which the prompt and the first token were computed; None: not yet.
     """
 
     __slots__ = (
@@ -98,13 +94,8 @@ class RequestLog:
         # The id is not validated yet, and may be long.
         self._request_id = request_id[:_MAX_NAME]
         self._method = current_call().method
-<<<<<<< HEAD
-        self.arrived_at = time.monotonic()
-        self.first_token_at: float | None = None
-=======
         self.arrived_at = asyncio.get_running_loop().time()
-        self._first_token_at: float | None = None
->>>>>>> clock
+        self.first_token_at: float | None = None
         self._num_recoveries = 0
         self._recovery: Span | None = None
 
@@ -166,15 +157,9 @@ class RequestLog:
 
     def on_prefilled(self) -> None:
         """Records that the prompt and the first token are computed."""
-<<<<<<< HEAD
         if self.first_token_at is None:
-            self.first_token_at = time.monotonic()
+            self.first_token_at = asyncio.get_running_loop().time()
             self._debug("first token", seconds=self._since_arrival(self.first_token_at))
-=======
-        if self._first_token_at is None:
-            self._first_token_at = asyncio.get_running_loop().time()
-            self._debug("first token", seconds=self._since_arrival(self._first_token_at))
->>>>>>> clock
             self.span.add_event("first token")
 
     def on_recovered(self, event: Recovered) -> None:
@@ -223,13 +208,8 @@ class RequestLog:
     def _end_fields(self, counts: TokenCounts) -> dict[str, Any]:
         return {
             **counts._asdict(),
-<<<<<<< HEAD
             "first_token_seconds": self._since_arrival(self.first_token_at),
-            "seconds": self._since_arrival(time.monotonic()),
-=======
-            "first_token_seconds": self._since_arrival(self._first_token_at),
             "seconds": self._since_arrival(asyncio.get_running_loop().time()),
->>>>>>> clock
             "num_recoveries": self._num_recoveries or None,
             "taken_over": self._is_taken_over or None,
         }
