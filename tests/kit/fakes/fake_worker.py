@@ -12,11 +12,11 @@ import asyncio
 import os
 import signal
 import sys
-import uuid
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
+from blockyard.clock import SYSTEM, Clock
 from blockyard.common.v1 import sampling_pb2, status_pb2
 from blockyard.contract.codec.models import TASKS
 from blockyard.contract.models import Task
@@ -24,6 +24,7 @@ from blockyard.contract.scheduling import SequenceError
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, to_status
 from blockyard.service.health import add_health
 from blockyard.service.servers import bind, make_server
+from blockyard.transport import GRPC, Transport
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from tests.kit.fakes.fake_device import Answer, Device
 from tests.kit.fakes.fake_group import Digests, FakeGroup
@@ -75,14 +76,22 @@ def seed_of_payload(spec: GroupSpec) -> int:
 class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_grpc.WorkerServiceServicer):
     """A worker process, or what looks like one: `async with FakeWorker(options, address) as worker`."""
 
-    def __init__(self, options: FakeWorkerOptions, address: str) -> None:
+    def __init__(
+        self,
+        options: FakeWorkerOptions,
+        address: str,
+        clock: Clock = SYSTEM,
+        transport: Transport = GRPC,
+        make_device: Callable[..., Device] = Device,
+    ) -> None:
         super().__init__()
         self.options = options
         self.address = address
         self.state = status_pb2.WORKER_STATE_CREATED
         self.epoch = 0
         self.configuration_digest = ""
-        self.incarnation = uuid.uuid4().hex
+        self.incarnation = clock.uuid_hex()
+        self.make_device = make_device
         self.api_version = "v1"
         self.task = Task.UNSPECIFIED
         # It stops loading at so many bytes until it may go on.
@@ -112,7 +121,9 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         self.is_draining = False
         self._streams: list[_Stream] = []
         self._reader: asyncio.Task[Any] | None = None
-        self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"])
+        self._server = make_server(
+            INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"], transport=transport
+        )
         self.add_to(self._server)
         add_health(self._server, lambda: True, lambda: True)
 
@@ -321,7 +332,7 @@ class _Stream:
 
     def __init__(self, worker: FakeWorker, execute: Callable[[SchedulerOutput], StepResult]) -> None:
         self.answers: asyncio.Queue[worker_pb2.ExecuteModelResponse | None] = asyncio.Queue()
-        self.device = Device(execute, self._answer, worker.options.step_seconds)
+        self.device = worker.make_device(execute, self._answer, worker.options.step_seconds)
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._epoch = 0

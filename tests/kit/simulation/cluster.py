@@ -1,0 +1,202 @@
+"""The services as simulated processes: gateways, a scheduler and workers, each on a node of its own.
+
+A node's process is started again some time after it was killed, as a supervisor does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from blockyard.clock import Clock
+from blockyard.configuration import ModelSettings, PublicSettings
+from gateway.config import GatewayConfiguration
+from gateway.config import ServiceSettings as GatewayServiceSettings
+from gateway.server import Server as GatewayServer
+from scheduler_service.config import SchedulerConfiguration
+from scheduler_service.server import Server as SchedulerServer
+from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
+from tests.kit.processes.system import ROOT
+from tests.kit.simulation.device import SimDevice
+from tests.kit.simulation.network import Network
+from tests.kit.simulation.transport import SimTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.kit.simulation.loop import Owner, SimLoop
+
+MODEL = ROOT / "models" / "demo"
+VOCAB_SIZE = 300
+GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT = 50051, 50052, 50060, 50070
+# 2026 in seconds since 1970: the wall clock's time at the start.
+WALL_SECONDS = 1.78e9
+# How long a supervisor takes to start a process again.
+RESTART_SECONDS = (0.05, 2.0)
+STEP_SECONDS = (0.002, 0.05)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a simulated cluster."""
+
+    num_gateways: int = 2
+    num_workers: int = 2
+    num_device_blocks: int = 60
+    num_host_blocks: int = 20
+    block_size: int = 4
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 64
+
+
+class Process:
+    """One life of a node: what the real parts take their time, chance and connections from."""
+
+    def __init__(self, cluster: Cluster, name: str, number: int) -> None:
+        loop = cluster.loop
+        self.name = name
+        self.owner: Owner = loop.owner(name)
+        self.transport: Any = SimTransport(cluster.network, name, self.owner)
+        self.random = loop.random_for(f"{name}/{number}")
+        self.clock = Clock(loop.time, loop.time, lambda: WALL_SECONDS + loop.time(), self.random)
+
+
+class Node:
+    """A machine with one service, which lives again and again.
+
+    Attributes:
+        process: its present or last life.
+        service: the server object of that life, once it has been made.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, live: Callable[[Node, Process], Awaitable[None]]) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.num_lives = 0
+        self.process: Process
+        self.service: Any = None
+        self._live = live
+        self._random = cluster.loop.random_for(f"{name}/lives")
+
+    def start(self) -> None:
+        self.num_lives += 1
+        self.process = Process(self.cluster, self.name, self.num_lives)
+        self.service = None
+        self.cluster.loop.spawn(self.process.owner, self._run(), f"{self.name}-{self.num_lives}")
+
+    async def _run(self) -> None:
+        await self._live(self, self.process)
+
+    def kill(self, silently: bool = False) -> None:
+        """Kills the process; it is started again after some time."""
+        if not self.process.owner.alive:
+            return
+        self.cluster.network.kill(self.process.owner, silently)
+        loop = self.cluster.loop
+        loop.call_later(self._random.uniform(*RESTART_SECONDS), self.start, context=loop.context_of(loop.main))
+
+
+class NoFront:
+    """Instead of the servers of HTTP: a port on which nobody listens."""
+
+    def __init__(self, app: Any, *_: Any, **__: Any) -> None:
+        self.app = app
+
+    def bind(self, host: str, port: int) -> int:
+        return port
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@cache
+def model_digest() -> str:
+    """The SHA-256 of the demo model's config.json, by which services agree on the model."""
+    return hashlib.sha256((MODEL / "config.json").read_bytes()).hexdigest()
+
+
+class Cluster:
+    """Starts the nodes `gateway-N`, `scheduler` and `worker-N`."""
+
+    def __init__(self, loop: SimLoop, sizes: Sizes) -> None:
+        self.loop = loop
+        self.network = Network(loop)
+        self.sizes = sizes
+        self.nodes: dict[str, Node] = {}
+        for number in range(sizes.num_workers):
+            self._add(f"worker-{number}", run_worker)
+        self._add("scheduler", run_scheduler)
+        for number in range(sizes.num_gateways):
+            self._add(f"gateway-{number}", run_gateway)
+
+    def _add(self, name: str, live: Callable[[Node, Process], Awaitable[None]]) -> None:
+        self.nodes[name] = Node(self, name, live)
+        address = f"10.0.0.{len(self.nodes)}"
+        self.loop.names[name] = [address]
+        self.network.hosts[address] = name
+
+    def start(self) -> None:
+        for node in self.nodes.values():
+            node.start()
+
+    @property
+    def targets(self) -> list[str]:
+        """The gateways' public gRPC addresses."""
+        return [f"{name}:{GRPC_PORT}" for name in self.nodes if name.startswith("gateway")]
+
+
+async def run_worker(node: Node, process: Process) -> None:
+    sizes = node.cluster.sizes
+    options = FakeWorkerOptions(
+        block_size=sizes.block_size,
+        num_device_blocks=sizes.num_device_blocks,
+        num_host_blocks=sizes.num_host_blocks,
+        vocab_size=VOCAB_SIZE,
+        max_model_len=512,
+        model_digest=model_digest(),
+    )
+
+    def make_device(execute: Any, answer: Any, _: float) -> Any:
+        return SimDevice(execute, answer, partial(process.random.uniform, *STEP_SECONDS))
+
+    address = f"{node.name}:{WORKER_PORT}"
+    node.service = FakeWorker(options, address, process.clock, process.transport, make_device)
+    async with node.service:
+        await asyncio.Event().wait()
+
+
+async def run_scheduler(node: Node, process: Process) -> None:
+    sizes, base = node.cluster.sizes, SchedulerConfiguration()
+    workers = [f"{name}:{WORKER_PORT}" for name in node.cluster.nodes if name.startswith("worker")]
+    configuration = replace(
+        base,
+        model=ModelSettings(model="fake"),
+        service=replace(
+            base.service,
+            scheduler_address=f"{node.name}:{SCHEDULER_PORT}",
+            worker_address=",".join(workers),
+            debug_integrity=True,
+        ),
+        scheduler=replace(
+            base.scheduler, max_num_seqs=sizes.max_num_seqs, max_num_batched_tokens=sizes.max_num_batched_tokens
+        ),
+    )
+    node.service = SchedulerServer(configuration, process.clock, process.transport)
+    await node.service.start()
+    await node.service.run_until(asyncio.Event())
+
+
+async def run_gateway(node: Node, process: Process) -> None:
+    configuration = GatewayConfiguration(
+        model=ModelSettings(model=str(MODEL)),
+        public=replace(PublicSettings(), grpc_port=GRPC_PORT, admin_port=ADMIN_PORT),
+        service=GatewayServiceSettings(scheduler_address=f"scheduler:{SCHEDULER_PORT}"),
+    )
+    make_front: Any = NoFront
+    node.service = GatewayServer(configuration, clock=process.clock, transport=process.transport, make_front=make_front)
+    await node.service.start()
+    await asyncio.Event().wait()
