@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,14 +49,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import grpc.aio
+    from fastapi import FastAPI
 
     from blockyard.security.authentication import Gate
+    from gateway.text.tokenizer import Tokenizer
 
 log = EventLogger(__name__)
 
 # The time for streams to end before they are closed.
 _GRACE_SECONDS = 2.0
 _STOPPED = "the gateway stopped before the answer ended, which goes on: resume it at another gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Makes the parts of a gateway that use the system's threads, processes, files or sockets.
+
+    Attributes:
+        make_app: makes the application of HTTP.
+        make_front: makes the servers of HTTP.
+        make_checks: makes what checks a model's grammars.
+        load_tokenizer: reads a model's tokenizer.
+    """
+
+    make_app: Callable[[GenerationService], FastAPI] = make_http_app
+    make_front: Callable[..., HttpFront] = HttpFront
+    make_checks: Callable[[], GrammarChecks] = GrammarChecks
+    load_tokenizer: Callable[..., Tokenizer] = load_tokenizer
+
+
+PARTS = Parts()
 
 
 class Server:
@@ -67,8 +89,7 @@ class Server:
         others: the settings of further models; their other settings are not read.
         clock: gives the time, and draws ids and delays.
         transport: makes the gRPC servers, and opens the channels to schedulers.
-        make_front: makes the servers of HTTP.
-        make_checks: makes what checks a model's grammars.
+        parts: makes its parts.
 
     Attributes:
         generation: the core that all fronts use.
@@ -83,8 +104,7 @@ class Server:
         *others: GatewayConfiguration,
         clock: Clock = SYSTEM,
         transport: Transport = GRPC,
-        make_front: Callable[..., HttpFront] = HttpFront,
-        make_checks: Callable[[], GrammarChecks] = GrammarChecks,
+        parts: Parts = PARTS,
     ) -> None:
         """Reads all files; raises BlockyardError MODEL_NOT_LOADED, CertificateError, KeyFileError or SettingsError."""
         models = [configuration, *others]
@@ -95,11 +115,12 @@ class Server:
         check_admin(configuration.public, configuration.security)
         self._access = make_access(configuration.security, clock)
         self._transport = transport
+        self._load_tokenizer = parts.load_tokenizer
         identity = InternalIdentity(configuration.internal)
         gateway_id = clock.token_hex(8)
         self.metrics = GatewayMetrics(clock.monotonic)
         self.generation = GenerationService(
-            max_requests=configuration.service.max_requests, clock=clock, make_checks=make_checks
+            max_requests=configuration.service.max_requests, clock=clock, make_checks=parts.make_checks
         )
         for each in models:
             self._add_model(each, gateway_id, identity)
@@ -127,19 +148,23 @@ class Server:
             self.generation, gateway_id=gateway_id, shows_prompt_text=configuration.service.show_prompt_text
         )
         self._servers = self._make_servers(administration)
-        app = make_http_app(self.generation)
+        app = parts.make_app(generation)
         if configuration.public.enable_page:
             add_page(app, StatusBoard(administration.status, clock.monotonic))
         add_metrics(app, self.metrics)
-        self._admin_http = make_front(make_admin_app(administration), replace(self._access, api=self._access.admin))
-        self._http = make_front(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
+        self._admin_http = parts.make_front(
+            make_admin_app(administration), replace(self._access, api=self._access.admin)
+        )
+        self._http = parts.make_front(
+            app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins
+        )
 
     def _add_model(self, configuration: GatewayConfiguration, gateway_id: str, identity: InternalIdentity) -> None:
         """Adds a model with its tokenizer and a link to its scheduler; raises BlockyardError MODEL_NOT_LOADED."""
         text, service = configuration.text, configuration.service
         folder = resolve_model(configuration.model.model, configuration.model.revision, "tokenizer")
         template = Path(text.chat_template) if text.chat_template else None
-        tokenizer = load_tokenizer(folder, chat_template_file=template, dialect=text.dialect)
+        tokenizer = self._load_tokenizer(folder, chat_template_file=template, dialect=text.dialect)
         link = SchedulerLink(
             service.scheduler_address,
             gateway_id=gateway_id,

@@ -121,9 +121,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         self.is_draining = False
         self._streams: list[_Stream] = []
         self._reader: asyncio.Task[Any] | None = None
-        self._server = make_server(
-            INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"], transport=transport
-        )
+        self._server = make_server(INTERNAL_MESSAGE_BYTES, ["blockyard.worker.v1.WorkerService"], transport=transport)
         self.add_to(self._server)
         add_health(self._server, lambda: True, lambda: True)
 

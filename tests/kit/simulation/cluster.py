@@ -11,11 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from fastapi import FastAPI
+
 from blockyard.clock import Clock
 from blockyard.configuration import ModelSettings, PublicSettings
 from gateway.config import GatewayConfiguration
 from gateway.config import ServiceSettings as GatewayServiceSettings
+from gateway.server import Parts
 from gateway.server import Server as GatewayServer
+from gateway.text.tokenizer_files import load_tokenizer
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.server import Server as SchedulerServer
 from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
@@ -113,6 +117,11 @@ class NoFront:
     async def stop(self) -> None: ...
 
 
+PARTS: Any = Parts(
+    make_app=lambda _: FastAPI(openapi_url=None), make_front=NoFront, load_tokenizer=cache(load_tokenizer)
+)
+
+
 @cache
 def model_digest() -> str:
     """The SHA-256 of the demo model's config.json, by which services agree on the model."""
@@ -196,7 +205,6 @@ async def run_gateway(node: Node, process: Process) -> None:
         public=replace(PublicSettings(), grpc_port=GRPC_PORT, admin_port=ADMIN_PORT),
         service=GatewayServiceSettings(scheduler_address=f"scheduler:{SCHEDULER_PORT}"),
     )
-    make_front: Any = NoFront
-    node.service = GatewayServer(configuration, clock=process.clock, transport=process.transport, make_front=make_front)
+    node.service = GatewayServer(configuration, clock=process.clock, transport=process.transport, parts=PARTS)
     await node.service.start()
     await asyncio.Event().wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import httpx
@@ -11,7 +11,7 @@ import pytest
 
 from blockyard.clock import SYSTEM
 from gateway.fronts.http.server import HttpFront
-from gateway.server import Server
+from gateway.server import Parts, Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.surroundings import NotedTransport, find_strays, make_clock
 from tests.unit.gateway.harness import configuration, demo_tokenizer
@@ -40,14 +40,14 @@ class PortlessFront(HttpFront):
 async def test_no_part_has_the_systems(scheduler: FakeScheduler) -> None:
     transport, fronts = NotedTransport(), list[HttpFront]()
 
-    def make_front(*arguments: object, **options: object) -> HttpFront:
+    def parts.make_front(*arguments: object, **options: object) -> HttpFront:
         fronts.append(PortlessFront(*arguments, **options))  # type: ignore[arg-type]
         return fronts[-1]
 
     settings = configuration(scheduler)
     settings = replace(settings, service=replace(settings.service, gateway_health_port=-1, gateway_metrics_port=-1))
     threads = threading.enumerate()
-    gateway = Server(settings, clock=make_clock(), transport=transport, make_front=make_front)
+    gateway = Server(settings, clock=make_clock(), transport=transport, parts=Parts(make_front=make_front))
     await gateway.start()
     try:
         [model] = gateway.generation.served_models
