@@ -152,12 +152,9 @@ class Server:
         if configuration.public.enable_page:
             add_page(app, StatusBoard(administration.status, clock.monotonic))
         add_metrics(app, self.metrics)
-        self._admin_http = parts.make_front(
-            make_admin_app(administration), replace(self._access, api=self._access.admin)
-        )
-        self._http = parts.make_front(
-            app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins
-        )
+        make, admin_access = parts.make_front, replace(self._access, api=self._access.admin)
+        self._admin_http = make(make_admin_app(administration), admin_access)
+        self._http = make(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
 
     def _add_model(self, configuration: GatewayConfiguration, gateway_id: str, identity: InternalIdentity) -> None:
         """Adds a model with its tokenizer and a link to its scheduler; raises BlockyardError MODEL_NOT_LOADED."""

@@ -40,7 +40,7 @@ GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT = 50051, 50052, 50060, 50070
 WALL_SECONDS = 1.78e9
 # How long a supervisor takes to start a process again.
 RESTART_SECONDS = (0.05, 2.0)
-STEP_SECONDS = (0.002, 0.05)
+STEP_SECONDS = (0.01, 0.2)
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,10 @@ class NoFront:
     async def stop(self) -> None: ...
 
 
-PARTS: Any = Parts(
-    make_app=lambda _: FastAPI(openapi_url=None), make_front=NoFront, load_tokenizer=cache(load_tokenizer)
-)
+# Made once, since it is slow and the same for each gateway.
+APP = FastAPI(openapi_url=None)
+MAKE_FRONT: Any = NoFront
+PARTS = Parts(make_app=lambda _: APP, make_front=MAKE_FRONT, load_tokenizer=cache(load_tokenizer))
 
 
 @cache

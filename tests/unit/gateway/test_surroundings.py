@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import httpx
@@ -40,7 +40,7 @@ class PortlessFront(HttpFront):
 async def test_no_part_has_the_systems(scheduler: FakeScheduler) -> None:
     transport, fronts = NotedTransport(), list[HttpFront]()
 
-    def parts.make_front(*arguments: object, **options: object) -> HttpFront:
+    def make_front(*arguments: object, **options: object) -> HttpFront:
         fronts.append(PortlessFront(*arguments, **options))  # type: ignore[arg-type]
         return fronts[-1]
 

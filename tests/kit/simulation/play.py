@@ -1,0 +1,209 @@
+"""Plays a scenario, and checks what the clients were told and what is left at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from blockyard.client.asynchronous import AsyncClient
+from blockyard.client.retry import RetryPolicy
+from blockyard.errors import BlockyardError, Reason
+from tests.kit.oracles.transcript import Transcript, read
+from tests.kit.simulation.cluster import Cluster, Process
+from tests.kit.simulation.faults import FAULTS
+from tests.kit.simulation.loop import SimLoop
+from tests.kit.simulation.scenario import SECONDS, Ask, Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+# Every request ends within this time after the last fault.
+LIVE_SECONDS = 600.0
+# Longer than any fault, so that a client gives up none of its requests.
+PATIENCE_SECONDS = 10_000.0
+
+
+class Violation(AssertionError):
+    """A promise that was not kept."""
+
+
+@dataclass
+class Report:
+    """What became of a scenario.
+
+    Attributes:
+        outcomes: how many requests were answered, cancelled, or failed for which reason.
+        faults: how many faults of each kind there were.
+        violations: the promises that were not kept, in words.
+    """
+
+    seed: int | str
+    trace_hash: str = ""
+    virtual_seconds: float = 0.0
+    num_callbacks: int = 0
+    num_tokens: int = 0
+    num_resumes: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    faults: Counter[str] = field(default_factory=Counter[str])
+    violations: list[str] = field(default_factory=list[str])
+
+
+class Play:
+    """One run of a scenario."""
+
+    def __init__(self, scenario: Scenario, loop: SimLoop) -> None:
+        self._scenario = scenario
+        self._loop = loop
+        self._cluster = Cluster(loop, scenario.sizes)
+        self.report = Report(scenario.seed)
+
+    async def run(self) -> None:
+        self._cluster.start()
+        loop, scenario = self._loop, self._scenario
+        begin = loop.time()
+        for fault in scenario.faults:
+            self.report.faults[fault.kind] += 1
+            loop.call_at(begin + fault.at, FAULTS[fault.kind], self._cluster, fault)
+        clients: dict[int, Client] = {}
+        tasks: dict[asyncio.Task[Any], Ask] = {}
+        for ask in scenario.asks:
+            if ask.client not in clients:
+                clients[ask.client] = Client(self._cluster, ask.client, self.report)
+            client = clients[ask.client]
+            task = loop.spawn(client.process.owner, client.ask(ask, begin), f"ask-{ask.number}")
+            tasks[task] = ask
+        last = max((fault.at + fault.seconds for fault in scenario.faults), default=0.0)
+        _, late = await asyncio.wait(tasks, timeout=max(SECONDS, last) + LIVE_SECONDS)
+        for task in late:
+            self.report.violations.append(f"request {tasks[task].number} did not end: {task.get_stack(limit=1)}")
+        for task, ask in tasks.items():
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                self.report.violations.append(f"request {ask.number}: {error!r}")
+        for client in clients.values():
+            await self._as(client.process, client.close())
+        if not self.report.violations:
+            await self._check_the_end()
+        for node in self._cluster.nodes.values():
+            self._cluster.network.kill(node.process.owner)
+
+    async def _as(self, process: Process, work: Coroutine[Any, Any, Any]) -> None:
+        await self._loop.spawn(process.owner, work)
+
+    async def _check_the_end(self) -> None:
+        """Waits until nothing runs, and checks that nothing is held."""
+        scheduler = self._cluster.nodes["scheduler"]
+        try:
+            async with asyncio.timeout(LIVE_SECONDS):
+                while (left := self._what_is_left(scheduler.service)) != "":
+                    await asyncio.sleep(1.0)
+        except TimeoutError:
+            self.report.violations.append(f"left at the end: {left}")
+
+    def _what_is_left(self, server: Any) -> str:
+        if server is None:
+            return "the scheduler does not run"
+        service = server.service
+        if held := len(service.backlog) + len(service.requests.live):
+            return f"{held} requests at the scheduler"
+        for number, stats in enumerate(service.stats()):
+            if stats.num_waiting + stats.num_running + stats.num_swapped + stats.num_steps_in_flight:
+                return f"sequences at replica {number}"
+            if stats.num_free_device_blocks != stats.num_device_blocks:
+                return f"{stats.num_device_blocks - stats.num_free_device_blocks} blocks of replica {number}"
+            if stats.num_free_host_blocks != stats.num_host_blocks:
+                return f"host blocks of replica {number}"
+        for name, node in self._cluster.nodes.items():
+            if name.startswith("gateway") and node.service is not None and node.service.generation.num_requests:
+                return f"{node.service.generation.num_requests} requests at {name}"
+        return ""
+
+
+class Client:
+    """A process with a client of the library, which sends requests and checks what comes."""
+
+    def __init__(self, cluster: Cluster, number: int, report: Report) -> None:
+        self.process = Process(cluster, f"client-{number}", 0)
+        self._loop = cluster.loop
+        self._report = report
+        first = number % len(cluster.targets)
+        self._targets = [*cluster.targets[first:], *cluster.targets[:first]]
+        self._client: AsyncClient | None = None
+
+    def _make_client(self) -> AsyncClient:
+        retry = RetryPolicy(max_attempts=10_000, resume_seconds=PATIENCE_SECONDS)
+        return AsyncClient(self._targets, retry=retry, clock=self.process.clock, transport=self.process.transport)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def ask(self, ask: Ask, begin: float) -> None:
+        if self._client is None:
+            self._client = self._make_client()
+        await asyncio.sleep(begin + ask.at - self._loop.time())
+        transcript = Transcript()
+        options: Any = ask.options
+        stream = self._client.stream(list(ask.prompt), **options)
+        try:
+            if ask.leaves_after is not None:
+                await _read_some(stream, transcript, ask.leaves_after)
+                stream.close()
+                self._report.outcomes["left"] += 1
+                _check_beginning(ask, transcript)
+                return
+            await read(stream, transcript)
+        except BlockyardError as error:
+            self._report.outcomes[error.reason.value] += 1
+            if error.reason not in ALLOWED:
+                raise Violation(f"failed with {error!r}") from None
+            _check_beginning(ask, transcript)
+            return
+        self._report.outcomes["answered"] += 1
+        self._report.num_resumes += stream.num_resumes
+        self._report.num_tokens += transcript.num_tokens
+        _check_beginning(ask, transcript)
+        for index, due in enumerate(ask.answers()):
+            came = transcript.sequences[index]
+            if came.token_ids != due:
+                raise Violation(f"sequence {index} ended after {len(came.token_ids)} tokens of {len(due)}")
+
+
+# Errors with which a request may fail although nothing was wrong with it.
+ALLOWED = {Reason.POISON_REQUEST}
+
+
+async def _read_some(stream: Any, transcript: Transcript, number: int) -> None:
+    for _ in range(number):
+        try:
+            transcript.take(await anext(stream))
+        except StopAsyncIteration:
+            return
+
+
+def _check_beginning(ask: Ask, transcript: Transcript) -> None:
+    """Raises Violation unless each sequence has the first tokens that it has alone."""
+    due = ask.answers()
+    for index, sequence in transcript.sequences.items():
+        came = sequence.token_ids
+        if came != due[index][: len(came)]:
+            position = next(p for p, (a, b) in enumerate(zip(came, (*due[index], None), strict=False)) if a != b)
+            raise Violation(f"sequence {index}: token {position} is {came[position]}, not as if it ran alone")
+
+
+def play(scenario: Scenario, max_callbacks: int = 3_000_000) -> Report:
+    """Runs a scenario, and returns its report. Errors that nobody retrieved are violations too."""
+    loop = SimLoop(scenario.seed, max_callbacks)
+    run = Play(scenario, loop)
+    begin = loop.time()
+    try:
+        loop.run(run.run())
+    except BaseExceptionGroup as group:
+        run.report.violations += [f"nobody retrieved {error!r}" for error in group.exceptions]
+    except Exception as error:  # noqa: BLE001 - whatever ends the loop is told with its seed
+        run.report.violations.append(f"the run broke: {error!r} {getattr(error, '__notes__', '')}")
+    run.report.trace_hash = loop.trace.hexdigest()
+    run.report.virtual_seconds = loop.time() - begin
+    run.report.num_callbacks = loop.num_callbacks
+    return run.report
