@@ -359,7 +359,7 @@ class Outcome(Generic[T]):
 def run(main: Coroutine[Any, Any, T], seed: int | str = 0, max_callbacks: int = 100_000_000) -> Outcome[T]:
     """Runs a coroutine on a new loop. Raises its error, or an exception group of errors that nobody retrieved.
 
-    To have the hash of a run that fails, make a `SimLoop`, call its `run`, and ask it for its `trace`.
+    To have the hash of a run that fails, or the log of its events, make a `SimLoop` and use its `run` and its `trace`.
     """
     loop = SimLoop(seed, max_callbacks)
     result = loop.run(main)
