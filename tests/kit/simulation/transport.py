@@ -22,9 +22,9 @@ How the parts fit together, in the least simulation:
 
     outcome = run(main(), seed=1)
 
-tests/unit/kit/simulation/test_conformance.py runs the same calls over this and over the real grpc.aio. Left out is what
-Blockyard does not use: TLS, compression, client interceptors, call credentials, sync handlers, limits of concurrent
-calls and connections, limits of metadata, and load balancing over several addresses.
+tests/integration/kit/simulation/test_conformance.py runs the same calls over this and over the real grpc.aio. Left out
+is what Blockyard does not use: TLS, compression, client interceptors, call credentials, sync handlers, limits of
+concurrent calls and connections, limits of metadata, and load balancing over several addresses.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.kit.simulation import calls, failures, outcomes, servers, sizes
-from tests.unit.kit.simulation.worlds import events_of_real, events_of_simulated
+from tests.integration.kit.simulation import calls, failures, outcomes, servers, sizes
+from tests.integration.kit.simulation.worlds import events_of_real, events_of_simulated
 
 CASES = {**outcomes.CASES, **calls.CASES, **failures.CASES, **servers.CASES, **sizes.CASES}
 NUM_SEEDS = 3

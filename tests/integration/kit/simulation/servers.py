@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from tests.unit.kit.simulation.calls import SHORT, waits
-from tests.unit.kit.simulation.outcomes import aborts, collect, echoes, look, open_call, raises
-from tests.unit.kit.simulation.worlds import SERVICE, World, make_handler
+from tests.integration.kit.simulation.calls import SHORT, waits
+from tests.integration.kit.simulation.outcomes import aborts, collect, echoes, look, open_call, raises
+from tests.integration.kit.simulation.worlds import SERVICE, World, make_handler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from tests.unit.kit.simulation.calls import ALL, MANY, SHORT, waits
-from tests.unit.kit.simulation.outcomes import collect, echoes, open_call
+from tests.integration.kit.simulation.calls import ALL, MANY, SHORT, waits
+from tests.integration.kit.simulation.outcomes import collect, echoes, open_call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from tests.unit.kit.simulation.worlds import World
+    from tests.integration.kit.simulation.worlds import World
 
 KEEPALIVE = [
     ("grpc.keepalive_time_ms", 100),
