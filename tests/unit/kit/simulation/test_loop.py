@@ -295,6 +295,19 @@ def test_another_thread_may_not_call_the_loop() -> None:
     assert isinstance(caught.value.exceptions[0], NotSimulated)
 
 
+def test_a_thread_that_outlives_the_run_is_refused() -> None:
+    stopping = threading.Event()
+
+    async def main() -> None:
+        threading.Thread(target=stopping.wait, name="a thread of its own").start()
+
+    try:
+        with pytest.raises(NotSimulated, match="a thread of its own"):
+            run(main())
+    finally:
+        stopping.set()
+
+
 def test_the_loops_own_thread_may_use_call_soon_threadsafe() -> None:
     async def main() -> int:
         future = loop().create_future()
