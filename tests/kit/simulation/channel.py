@@ -217,7 +217,10 @@ class Connector:
 
 
 class SimChannel(Channel):
-    """A channel of a simulated process. Client interceptors, compression and call credentials are left out."""
+    """A channel of a simulated process. Client interceptors, compression and call credentials are left out.
+
+    A call that is dropped goes on, since grpc.aio ends it when the garbage collector runs, which does not repeat.
+    """
 
     def __init__(
         self, network: Network, node: str, owner: Owner, address: str, options: Sequence[tuple[str, Any]] | None

@@ -10,10 +10,12 @@ variable `OWNER` names; tasks, callbacks and timers inherit it from the code tha
 - Time: each callback takes a microsecond. If nothing is ready, time jumps to the next timer. If there is none either,
   `Deadlock` names the tasks that wait. Timers of the same instant fire in the order in which they were made.
 - Threads: `run_in_executor` runs the work on the loop, between two delays that are drawn. Executors with one thread
-  run their work in order. Sockets, subprocesses, signals and calls from other threads raise `NotSimulated`.
+  run their work in order. Sockets, subprocesses, signals, and threads that outlive the run or call the loop raise
+  `NotSimulated`.
 - Trace: a hash over the virtual time and the name of each callback, and over `note`d events. Two runs of a program from
-  one seed have one hash unless the program depends on what is not simulated: the real time, `id`, the hash seed, sets'
-  order. The garbage collector is off during a run, because it would run finalizers at its own times.
+  one seed have one hash unless the program depends on what is not simulated: the real time, `id`, the hash seed, or the
+  order of a set of objects that hash by `id`; tasks and futures do not. The garbage collector is off during a run,
+  because it would run finalizers at its own times.
 - Errors that nobody retrieves fail the run at its end.
 
 `run` is to this loop what `asyncio.run` is to asyncio's.
@@ -168,11 +170,13 @@ class SimLoop(Schedule):
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine to its end and cancels what is left. Raises its error, or those that nobody retrieved."""
-        collects = gc.isenabled()
+        collects, threads = gc.isenabled(), threading.enumerate()
         gc.disable()
         try:
             result = self.run_until_complete(self.create_task(main, name="main"))
             self._end()
+            if started := sorted(thread.name for thread in threading.enumerate() if thread not in threads):
+                raise NotSimulated(f"threads were started: {', '.join(started)}")
         except BaseException as error:
             for other in self.errors:
                 error.add_note(f"besides, nobody retrieved {other!r}")
@@ -359,7 +363,7 @@ class Outcome(Generic[T]):
 def run(main: Coroutine[Any, Any, T], seed: int | str = 0, max_callbacks: int = 100_000_000) -> Outcome[T]:
     """Runs a coroutine on a new loop. Raises its error, or an exception group of errors that nobody retrieved.
 
-    To have the hash of a run that fails, make a `SimLoop`, call its `run`, and ask it for its `trace`.
+    To have the hash of a run that fails, or the log of its events, make a `SimLoop` and use its `run` and its `trace`.
     """
     loop = SimLoop(seed, max_callbacks)
     result = loop.run(main)

@@ -139,7 +139,7 @@ class End:
         if self.is_open and self._heard_at < asked_at:
             self._loop.note(f"no answer from {self.peer.address} to {self.node}")
             self.send(_Lost("the peer's keepalive failed"))
-            self._lose("keepalive watchdog timeout")
+            self._lose("ping timeout")
         self.keep_alive(interval_seconds, timeout_seconds)
 
     def _put(self, message: Any, seconds: float) -> None:

@@ -12,9 +12,14 @@ _NAMES_AT_ONCE = 8192
 
 
 class Trace:
-    """Hashes events: each is a virtual time and two names. `record` is called for every callback, so it is short."""
+    """Hashes events: each is a virtual time and two names. `record` is called for every callback, so it is short.
+
+    Attributes:
+        log: None, or a list to which the events are added too, in pieces; `hexdigest` adds the rest.
+    """
 
     def __init__(self) -> None:
+        self.log: list[tuple[float, str, str]] | None = None
         # Apart, so that the result does not depend on where the events were cut into pieces.
         self._hash_of_times = hashlib.blake2b()
         self._hash_of_names = hashlib.blake2b()
@@ -30,6 +35,8 @@ class Trace:
             self._flush()
 
     def _flush(self) -> None:
+        if self.log is not None:
+            self.log.extend(zip(self._times, self._names[::2], self._names[1::2], strict=True))
         self._hash_of_times.update(self._times.tobytes())
         self._hash_of_names.update("\n".join([*self._names, ""]).encode())
         del self._times[:], self._names[:]

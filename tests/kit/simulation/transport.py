@@ -9,9 +9,22 @@ grpc.aio itself, such as the client's call objects, is used as it is; the core i
     server_call.py   the server's side of a call: handlers, interceptors, contexts
     streams.py       frames and windows, which both sides share
 
-tests/unit/kit/simulation/test_conformance.py runs the same calls over this and over the real grpc.aio. Left out is what
-Blockyard does not use: TLS, compression, client interceptors, call credentials, sync handlers, limits of concurrent
-calls and connections, limits of metadata, and load balancing over several addresses.
+How the parts fit together, in the least simulation:
+
+    async def main() -> bytes:
+        loop = asyncio.get_running_loop()
+        network = Network(loop)
+        server, client = loop.owner("server"), loop.owner("client")
+        await loop.spawn(server, serve(SimTransport(network, "server", server)))  # listens at 0.0.0.0:50051
+        call = loop.spawn(client, ask(SimTransport(network, "client", client).channel("server:50051")))
+        loop.call_later(0.5, network.kill, server)
+        return await call
+
+    outcome = run(main(), seed=1)
+
+tests/integration/kit/simulation/test_conformance.py runs the same calls over this and over the real grpc.aio. Left out
+is what Blockyard does not use: TLS, compression, client interceptors, call credentials, sync handlers, limits of
+concurrent calls and connections, limits of metadata, and load balancing over several addresses.
 """
 
 from __future__ import annotations
@@ -31,7 +44,12 @@ if TYPE_CHECKING:
 
 
 class SimTransport:
-    """Makes the servers and channels of one process. `node`: the name of its machine in the network."""
+    """Makes the servers and channels of one process.
+
+    Args:
+        node: the name of its machine in the network.
+        owner: the process; None: the one that makes this.
+    """
 
     def __init__(self, network: Network, node: str, owner: Owner | None = None) -> None:
         self._network = network

@@ -295,6 +295,19 @@ def test_another_thread_may_not_call_the_loop() -> None:
     assert isinstance(caught.value.exceptions[0], NotSimulated)
 
 
+def test_a_thread_that_outlives_the_run_is_refused() -> None:
+    stopping = threading.Event()
+
+    async def main() -> None:
+        threading.Thread(target=stopping.wait, name="a thread of its own").start()
+
+    try:
+        with pytest.raises(NotSimulated, match="a thread of its own"):
+            run(main())
+    finally:
+        stopping.set()
+
+
 def test_the_loops_own_thread_may_use_call_soon_threadsafe() -> None:
     async def main() -> int:
         future = loop().create_future()
@@ -493,6 +506,34 @@ def test_a_hash_does_not_depend_on_when_it_is_asked_for() -> None:
     without = run(main()).trace_hash
     asked = True
     assert run(main()).trace_hash == without
+
+
+def test_the_log_names_what_happened_even_in_a_run_that_fails() -> None:
+    async def main() -> None:
+        loop().spawn(loop().owner("a"), asyncio.sleep(1), name="sleeper")
+        await asyncio.sleep(2)
+        loop().note("the end is near")
+        raise KeyError
+
+    logs: list[list[tuple[float, str, str]]] = []
+    for _ in range(2):
+        simulation = SimLoop(seed=1)
+        simulation.trace.log = []
+        with pytest.raises(KeyError):
+            simulation.run(main())
+        simulation.trace.hexdigest()
+        logs.append(simulation.trace.log)
+    assert logs[0] == logs[1]
+    assert [(round(when), *what) for when, *what in logs[0]] == [
+        (1000, "main", "main"),
+        (1000, "a", "sleeper"),
+        (1001, "a", "_set_result_unless_cancelled"),
+        (1001, "a", "sleeper"),
+        (1002, "main", "_set_result_unless_cancelled"),
+        (1002, "main", "main"),
+        (1002, "note", "the end is near"),
+        (1002, "main", "SimLoop._on_complete"),
+    ]
 
 
 async def _sets() -> str:

@@ -124,7 +124,7 @@ def test_a_server_that_lost_its_power_is_noticed_by_keepalive() -> None:
         await call.read()
         cluster.network.kill(owner, silently=True)
         code, seconds = await cluster.time_to_end(call)
-        assert (code, await call.details()) == (UNAVAILABLE, "keepalive watchdog timeout")
+        assert (code, await call.details()) == (UNAVAILABLE, "ping timeout")
         assert 2.9 < seconds < 3.1
 
     result(main())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from tests.kit.chaos.fault_proxy import FaultProxy
 from tests.kit.simulation.loop import SimLoop, run
 from tests.kit.simulation.network import Network
 from tests.kit.simulation.transport import SimTransport
@@ -134,6 +135,19 @@ class World:
         raise NotImplementedError
 
     @asynccontextmanager
+    async def breakable(self) -> AsyncIterator[None]:
+        """Lets `cut` and `partition` break what `make_channel` connects to within."""
+        yield
+
+    def cut(self) -> None:
+        """Loses every connection."""
+        raise NotImplementedError
+
+    def partition(self) -> Callable[[], None]:
+        """Holds back everything until the returned function is called."""
+        raise NotImplementedError
+
+    @asynccontextmanager
     async def serving(
         self,
         handlers: Mapping[str, tuple[str, Behaviour]],
@@ -155,13 +169,29 @@ class RealWorld(World):
     def __init__(self, folder: str, deadline: float) -> None:
         super().__init__(deadline)
         self._address = f"unix:{folder}/socket"
+        self._proxy: FaultProxy | None = None
 
     def make_server(self, options: Options = (), interceptors: Sequence[Any] = ()) -> Any:
         return grpc.aio.server(options=options, interceptors=interceptors)
 
     def make_channel(self, options: Options = ()) -> Any:
+        address = self._address if self._proxy is None else self._proxy.address
         # A connection of an earlier channel must not be used.
-        return grpc.aio.insecure_channel(self._address, [*options, ("grpc.use_local_subchannel_pool", 1)])
+        return grpc.aio.insecure_channel(address, [*options, ("grpc.use_local_subchannel_pool", 1)])
+
+    @asynccontextmanager
+    async def breakable(self) -> AsyncIterator[None]:
+        async with FaultProxy(self._address, f"{self._address}-proxy") as self._proxy:
+            yield
+
+    def cut(self) -> None:
+        assert self._proxy is not None
+        self._proxy.end()
+
+    def partition(self) -> Callable[[], None]:
+        assert self._proxy is not None
+        self._proxy.partition()
+        return self._proxy.heal
 
     async def start(self, server: Any) -> None:
         server.add_insecure_port(self._address)
@@ -179,6 +209,13 @@ class SimulatedWorld(World):
 
     def make_channel(self, options: Options = ()) -> Any:
         return self._client.channel("server:50051", options)
+
+    def cut(self) -> None:
+        for connection in self.network.connections():
+            self.network.break_connection(connection)
+
+    def partition(self) -> Callable[[], None]:
+        return self.network.block(["client"], ["server"]).lift
 
     async def start(self, server: Any) -> None:
         server.add_insecure_port("0.0.0.0:50051")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.kit.simulation.random_program import CLIENTS, NUM_CALLS, run_program
+from tests.integration.kit.simulation.random_program import CLIENTS, NUM_CALLS, run_program
 
 if TYPE_CHECKING:
     from tests.kit.simulation.loop import Outcome
@@ -39,7 +39,7 @@ def test_all_calls_end_and_in_all_ways() -> None:
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_a_process_with_another_hash_seed_repeats_seeds(hash_seed: str) -> None:
-    command = [sys.executable, "-m", "tests.unit.kit.simulation.random_program", "0", "1", "2"]
+    command = [sys.executable, "-m", "tests.integration.kit.simulation.random_program", "0", "1", "2"]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     answer = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
     assert answer.stdout.split() == [first_run(seed).trace_hash for seed in range(3)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
-from tests.unit.kit.simulation.worlds import KINDS, SERVICE, World, pairs, plain
+from tests.integration.kit.simulation.worlds import KINDS, SERVICE, World, pairs, plain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

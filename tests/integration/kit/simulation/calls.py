@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from tests.unit.kit.simulation.outcomes import collect, echoes, look, open_call, succeeds
-from tests.unit.kit.simulation.worlds import SERVICE, TooBusy, World, pairs, plain
+from tests.integration.kit.simulation.outcomes import collect, echoes, look, open_call, succeeds
+from tests.integration.kit.simulation.worlds import SERVICE, TooBusy, World, pairs, plain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator

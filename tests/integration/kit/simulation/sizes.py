@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from tests.unit.kit.simulation.calls import ALL, MANY, SHORT
-from tests.unit.kit.simulation.outcomes import collect, open_call
-from tests.unit.kit.simulation.worlds import World, plain
+from tests.integration.kit.simulation.calls import ALL, MANY, SHORT
+from tests.integration.kit.simulation.outcomes import collect, open_call
+from tests.integration.kit.simulation.worlds import World, plain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

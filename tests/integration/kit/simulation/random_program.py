@@ -1,6 +1,6 @@
 """A random program over the simulated transport: clients call servers, and everything that can go wrong does.
 
-python -m tests.unit.kit.simulation.random_program SEED…    prints each seed's trace hash
+python -m tests.integration.kit.simulation.random_program SEED…    prints each seed's trace hash
 """
 
 from __future__ import annotations
