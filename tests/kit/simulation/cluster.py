@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,8 @@ class Process:
         self.owner: Owner = loop.owner(name)
         self.transport: Any = SimTransport(cluster.network, name, self.owner)
         self.random = loop.random_for(f"{name}/{number}")
-        self.clock = Clock(loop.time, loop.time, lambda: WALL_SECONDS + loop.time(), self.random)
+        self.wall_offset = 0.0
+        self.clock = Clock(loop.time, loop.time, lambda: WALL_SECONDS + self.wall_offset + loop.time(), self.random)
 
 
 class Node:
@@ -82,17 +84,29 @@ class Node:
         self.num_lives = 0
         self.process: Process
         self.service: Any = None
+        self.stopping: asyncio.Event
         self._live = live
         self._random = cluster.loop.random_for(f"{name}/lives")
 
     def start(self) -> None:
         self.num_lives += 1
         self.process = Process(self.cluster, self.name, self.num_lives)
-        self.service = None
+        self.service, self.stopping = None, asyncio.Event()
         self.cluster.loop.spawn(self.process.owner, self._run(), f"{self.name}-{self.num_lives}")
 
     async def _run(self) -> None:
         await self._live(self, self.process)
+        # It ended by itself, because it was told to stop.
+        self.cluster.loop.call_soon(self.kill)
+
+    def stop(self) -> None:
+        """Tells the process to stop, as SIGTERM does; it is started again when it has ended."""
+        self.stopping.set()
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Calls something in the process, if it lives."""
+        if self.process.owner.alive:
+            self.cluster.loop.call_soon(work, context=self.cluster.loop.context_of(self.process.owner))
 
     def kill(self, silently: bool = False) -> None:
         """Kills the process; it is started again after some time."""
@@ -176,7 +190,10 @@ async def run_worker(node: Node, process: Process) -> None:
     address = f"{node.name}:{WORKER_PORT}"
     node.service = FakeWorker(options, address, process.clock, process.transport, make_device)
     async with node.service:
-        await asyncio.Event().wait()
+        await node.stopping.wait()
+        node.service.drain()
+        # The scheduler closes its streams when it has learned of the drain.
+        await asyncio.sleep(1.0)
 
 
 async def run_scheduler(node: Node, process: Process) -> None:
@@ -197,7 +214,8 @@ async def run_scheduler(node: Node, process: Process) -> None:
     )
     node.service = SchedulerServer(configuration, process.clock, process.transport)
     await node.service.start()
-    await node.service.run_until(asyncio.Event())
+    await node.service.run_until(node.stopping)
+    await node.service.stop()
 
 
 async def run_gateway(node: Node, process: Process) -> None:
@@ -208,4 +226,7 @@ async def run_gateway(node: Node, process: Process) -> None:
     )
     node.service = GatewayServer(configuration, clock=process.clock, transport=process.transport, parts=PARTS)
     await node.service.start()
-    await asyncio.Event().wait()
+    await node.stopping.wait()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(node.service.drain(), 0.5)
+    await node.service.stop()

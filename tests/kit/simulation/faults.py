@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from tests.kit.simulation.cluster import SCHEDULER_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,13 +76,47 @@ def _delay(cluster: Cluster, fault: Fault) -> None:
     cluster.loop.call_later(fault.seconds, cluster.network.delay, [one], [other], 0.0)
 
 
-def _drain_worker(cluster: Cluster, fault: Fault) -> None:
-    """A worker is told to stop, says so, and ends some time later."""
-    node = next((cluster.nodes[name] for name in fault.targets if name.startswith("worker")), None)
-    if node is not None and node.service is not None and node.process.owner.alive and not node.process.owner.frozen:
-        cluster.loop.call_soon(node.service.drain, context=cluster.loop.context_of(node.process.owner))
-        process = node.process
-        cluster.loop.call_later(fault.seconds, lambda: node.kill() if node.process is process else None)
+def _stop(cluster: Cluster, fault: Fault) -> None:
+    """A process is told to stop, and does so by itself."""
+    node = cluster.nodes[fault.targets[0]]
+    node.call(node.stop)
+
+
+def _jump(cluster: Cluster, fault: Fault) -> None:
+    """The wall clock of a machine jumps, by an hour at most, forward or back."""
+    cluster.nodes[fault.targets[0]].process.wall_offset += (fault.size - 0.5) * 7200
+
+
+def _drain(cluster: Cluster, fault: Fault) -> None:
+    """An operator drains a replica, and takes it back later."""
+    scheduler, replica = cluster.nodes["scheduler"], str(int(fault.size * cluster.sizes.num_workers))
+
+    async def call(method: str) -> None:
+        channel = scheduler.process.transport.channel(f"scheduler:{SCHEDULER_PORT}", ())
+        stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
+        request = getattr(admin_pb2, f"{method}Request")(replica=replica)
+        with suppress(grpc.aio.AioRpcError):
+            await getattr(stub, method)(request, timeout=5)
+
+    def start(method: str) -> None:
+        scheduler.call(lambda: asyncio.ensure_future(call(method)))
+
+    start("DrainReplica")
+    # A scheduler that is started again has forgotten the drain.
+    cluster.loop.call_later(fault.seconds, start, "UndrainReplica")
+
+
+def _reset_cache(cluster: Cluster, fault: Fault) -> None:
+    """An operator empties the prefix caches."""
+    scheduler = cluster.nodes["scheduler"]
+
+    async def call() -> None:
+        channel = scheduler.process.transport.channel(f"scheduler:{SCHEDULER_PORT}", ())
+        stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
+        with suppress(grpc.aio.AioRpcError):
+            await stub.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(), timeout=5)
+
+    scheduler.call(lambda: asyncio.ensure_future(call()))
 
 
 FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
@@ -89,5 +130,8 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "flap": _flap,
     "break": _break,
     "delay": _delay,
-    "drain worker": _drain_worker,
+    "stop": _stop,
+    "jump": _jump,
+    "drain": _drain,
+    "reset cache": _reset_cache,
 }

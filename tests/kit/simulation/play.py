@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from blockyard.client.asynchronous import AsyncClient
-from blockyard.client.retry import RetryPolicy
-from blockyard.errors import BlockyardError, Reason
-from tests.kit.oracles.transcript import Transcript, read
+from tests.kit.simulation.clients import Client, Report
 from tests.kit.simulation.cluster import Cluster, Process
 from tests.kit.simulation.faults import FAULTS
 from tests.kit.simulation.loop import SimLoop
@@ -21,33 +16,6 @@ if TYPE_CHECKING:
 
 # Every request ends within this time after the last fault.
 LIVE_SECONDS = 600.0
-# Longer than any fault, so that a client gives up none of its requests.
-PATIENCE_SECONDS = 10_000.0
-
-
-class Violation(AssertionError):
-    """A promise that was not kept."""
-
-
-@dataclass
-class Report:
-    """What became of a scenario.
-
-    Attributes:
-        outcomes: how many requests were answered, cancelled, or failed for which reason.
-        faults: how many faults of each kind there were.
-        violations: the promises that were not kept, in words.
-    """
-
-    seed: int | str
-    trace_hash: str = ""
-    virtual_seconds: float = 0.0
-    num_callbacks: int = 0
-    num_tokens: int = 0
-    num_resumes: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter[str])
-    faults: Counter[str] = field(default_factory=Counter[str])
-    violations: list[str] = field(default_factory=list[str])
 
 
 class Play:
@@ -96,7 +64,7 @@ class Play:
         scheduler = self._cluster.nodes["scheduler"]
         try:
             async with asyncio.timeout(LIVE_SECONDS):
-                while (left := self._what_is_left(scheduler.service)) != "":
+                while (left := self._what_is_left(scheduler.service)) != "":  # noqa: ASYNC110
                     await asyncio.sleep(1.0)
         except TimeoutError:
             self.report.violations.append(f"left at the end: {left}")
@@ -118,78 +86,6 @@ class Play:
             if name.startswith("gateway") and node.service is not None and node.service.generation.num_requests:
                 return f"{node.service.generation.num_requests} requests at {name}"
         return ""
-
-
-class Client:
-    """A process with a client of the library, which sends requests and checks what comes."""
-
-    def __init__(self, cluster: Cluster, number: int, report: Report) -> None:
-        self.process = Process(cluster, f"client-{number}", 0)
-        self._loop = cluster.loop
-        self._report = report
-        first = number % len(cluster.targets)
-        self._targets = [*cluster.targets[first:], *cluster.targets[:first]]
-        self._client: AsyncClient | None = None
-
-    def _make_client(self) -> AsyncClient:
-        retry = RetryPolicy(max_attempts=10_000, resume_seconds=PATIENCE_SECONDS)
-        return AsyncClient(self._targets, retry=retry, clock=self.process.clock, transport=self.process.transport)
-
-    async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-
-    async def ask(self, ask: Ask, begin: float) -> None:
-        if self._client is None:
-            self._client = self._make_client()
-        await asyncio.sleep(begin + ask.at - self._loop.time())
-        transcript = Transcript()
-        options: Any = ask.options
-        stream = self._client.stream(list(ask.prompt), **options)
-        try:
-            if ask.leaves_after is not None:
-                await _read_some(stream, transcript, ask.leaves_after)
-                stream.close()
-                self._report.outcomes["left"] += 1
-                _check_beginning(ask, transcript)
-                return
-            await read(stream, transcript)
-        except BlockyardError as error:
-            self._report.outcomes[error.reason.value] += 1
-            if error.reason not in ALLOWED:
-                raise Violation(f"failed with {error!r}") from None
-            _check_beginning(ask, transcript)
-            return
-        self._report.outcomes["answered"] += 1
-        self._report.num_resumes += stream.num_resumes
-        self._report.num_tokens += transcript.num_tokens
-        _check_beginning(ask, transcript)
-        for index, due in enumerate(ask.answers()):
-            came = transcript.sequences[index]
-            if came.token_ids != due:
-                raise Violation(f"sequence {index} ended after {len(came.token_ids)} tokens of {len(due)}")
-
-
-# Errors with which a request may fail although nothing was wrong with it.
-ALLOWED = {Reason.POISON_REQUEST}
-
-
-async def _read_some(stream: Any, transcript: Transcript, number: int) -> None:
-    for _ in range(number):
-        try:
-            transcript.take(await anext(stream))
-        except StopAsyncIteration:
-            return
-
-
-def _check_beginning(ask: Ask, transcript: Transcript) -> None:
-    """Raises Violation unless each sequence has the first tokens that it has alone."""
-    due = ask.answers()
-    for index, sequence in transcript.sequences.items():
-        came = sequence.token_ids
-        if came != due[index][: len(came)]:
-            position = next(p for p, (a, b) in enumerate(zip(came, (*due[index], None), strict=False)) if a != b)
-            raise Violation(f"sequence {index}: token {position} is {came[position]}, not as if it ran alone")
 
 
 def play(scenario: Scenario, max_callbacks: int = 3_000_000) -> Report:

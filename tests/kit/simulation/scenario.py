@@ -29,8 +29,8 @@ class Ask:
     Attributes:
         at: when it is sent, in seconds after the start.
         client: the client's number; each prefers another gateway.
-        leaves_after: the client closes the stream after so many events, which cancels the request; None: it reads on.
-        comes_back_after: it reads so many events, leaves without a word, and reads the answer anew later; None: not.
+        conduct: what the client does, a key of `tests.kit.simulation.clients.CONDUCTS`.
+        num_events: the number of events after which it does so.
     """
 
     number: int
@@ -42,8 +42,8 @@ class Ask:
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     seed: int = 1
-    leaves_after: int | None = None
-    comes_back_after: int | None = None
+    conduct: str = "reads"
+    num_events: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -100,11 +100,13 @@ class Scenario:
     faults: Sequence[Fault]
 
 
-def draw_scenario(seed: int | str, kinds: Sequence[str], num_asks: int = 30) -> Scenario:
-    """Draws a scenario. `kinds`: the kinds of faults."""
+def draw_scenario(
+    seed: int | str, kinds: Sequence[str], conducts: Sequence[str] = ("reads",), num_asks: int = 30
+) -> Scenario:
+    """Draws a scenario. `kinds`: the kinds of faults; `conducts`: what clients may do."""
     draw = random.Random(f"{seed}/scenario")
     sizes = _draw_sizes(draw)
-    asks = tuple(_draw_ask(draw, number) for number in range(num_asks))
+    asks = tuple(_draw_ask(draw, number, conducts) for number in range(num_asks))
     names = [
         *(f"worker-{number}" for number in range(sizes.num_workers)),
         *(f"gateway-{number}" for number in range(sizes.num_gateways)),
@@ -127,7 +129,7 @@ def _draw_sizes(draw: random.Random) -> Sizes:
     )
 
 
-def _draw_ask(draw: random.Random, number: int) -> Ask:
+def _draw_ask(draw: random.Random, number: int, conducts: Sequence[str]) -> Ask:
     prompt = tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(draw.randint(1, 40)))
     if draw.random() < 0.4:
         prompt = SHARED_PREFIX + prompt
@@ -138,14 +140,8 @@ def _draw_ask(draw: random.Random, number: int) -> Ask:
     if draw.random() < 0.25:
         stops = frozenset(draw.sample(range(5, VOCAB_SIZE), 20))
         ask = replace(ask, stop_token_ids=stops, min_tokens=draw.choice((0, 0, min(4, ask.max_tokens))))
-    match draw.choice(("reads", "reads", "reads", "reads", "leaves", "comes back")):
-        case "leaves":
-            ask = replace(ask, leaves_after=draw.randint(0, 12))
-        case "comes back":
-            ask = replace(ask, comes_back_after=draw.randint(0, 12))
-        case _:
-            pass
-    return ask
+    conduct = "reads" if draw.random() < 0.6 else draw.choice(conducts)
+    return replace(ask, conduct=conduct, num_events=draw.randint(0, 12))
 
 
 def _draw_fault(draw: random.Random, names: Sequence[str], kinds: Sequence[str]) -> Fault:
