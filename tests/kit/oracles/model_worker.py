@@ -50,8 +50,11 @@ def seed_of_request(spec: GroupSpec) -> int:
 
 def sample(seed: int, sequence_index: int, position: int, name: int, vocab_size: int, masked: Iterable[int]) -> int:
     """The token at this output position, of those that are not masked: a hash of everything it may depend on."""
-    allowed = [token_id for token_id in range(vocab_size) if token_id not in set(masked)]
-    return allowed[hash((seed, sequence_index, position, name)) % len(allowed)]
+    left_out = sorted({token_id for token_id in masked if 0 <= token_id < vocab_size})
+    token_id = hash((seed, sequence_index, position, name)) % (vocab_size - len(left_out))
+    for other in left_out:
+        token_id += other <= token_id
+    return token_id
 
 
 def propose(name: int, vocab_size: int, masked: Iterable[int]) -> tuple[tuple[int, float], ...]:
@@ -299,9 +302,12 @@ class ModelWorker:
         destination[pair.destination * size : (pair.destination + 1) * size] = content
 
     def _slot(self, row: Row, position: int, group: int) -> int:
+        # Simulations spend most of their time here: no message is formatted before it is needed.
         place = position // self.block_size * len(self.windows) + group
-        _require(place < len(row.block_ids), f"position {position} is beyond the table")
-        _require(row.block_ids[place] > 0, f"position {position} has no block in KV group {group}")
+        if place >= len(row.block_ids):
+            raise StepRefused(f"position {position} is beyond the table")
+        if row.block_ids[place] <= 0:
+            raise StepRefused(f"position {position} has no block in KV group {group}")
         return row.block_ids[place] * self.block_size + position % self.block_size
 
     # What is computed
@@ -351,7 +357,8 @@ class ModelWorker:
             for position in range(row.num_computed, end):
                 for group in range(len(self.windows)):
                     slot = self._slot(row, position, group)
-                    _require(slot not in written, f"sequence {sequence_id} writes what another one writes")
+                    if slot in written:
+                        raise StepRefused(f"sequence {sequence_id} writes what another one writes")
                     written.add(slot)
                     self.device[slot] = name_in_group(row.names[position + 1], group)
             row.num_computed = end
@@ -375,8 +382,8 @@ class ModelWorker:
         for group, window in enumerate(self.windows):
             for position in range(max(0, row.first_query - window + 1) if window else 0, row.num_computed):
                 content = self.device[self._slot(row, position, group)]
-                wanted = name_in_group(row.names[position + 1], group)
-                _require(content == wanted, f"sequence {sequence_id} reads another's KV at {position}")
+                if content != name_in_group(row.names[position + 1], group):
+                    raise StepRefused(f"sequence {sequence_id} reads another's KV at {position}")
 
 
 def generate_alone(

@@ -13,6 +13,7 @@ from blockyard.client.retry import RetryPolicy
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.oracles.transcript import Transcript, read
 from tests.kit.simulation.cluster import Process
+from tests.kit.simulation.scenario import answers_alone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -110,7 +111,7 @@ class Client:
         self.report.num_resumes += stream.num_resumes
         self.report.num_tokens += transcript.num_tokens
         check_beginning(ask, transcript)
-        for index, due in enumerate(ask.answers()):
+        for index, due in enumerate(answers_alone(ask)):
             came = transcript.sequences[index]
             if came.token_ids != due:
                 raise Violation(f"sequence {index} ended after {len(came.token_ids)} tokens of {len(due)}")
@@ -122,7 +123,7 @@ class Client:
 
 def check_beginning(ask: Ask, transcript: Transcript) -> None:
     """Raises Violation unless each sequence has the first tokens that it has alone."""
-    due = ask.answers()
+    due = answers_alone(ask)
     for index, sequence in transcript.sequences.items():
         came = sequence.token_ids
         if came != due[index][: len(came)]:

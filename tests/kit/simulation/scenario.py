@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from scheduler_service.core.values import GroupSpec
@@ -58,19 +59,18 @@ class Ask:
             "request_id": f"request-{self.number}",
         }
 
-    def answers(self) -> list[tuple[int, ...]]:
-        """Computes the tokens of each sequence, had it run alone."""
-        spec = GroupSpec(
-            "", "", self.prompt, self.n, self.max_tokens, self.min_tokens, self.stop_token_ids, payload=b""
+
+@lru_cache(1000)
+def answers_alone(ask: Ask) -> list[tuple[int, ...]]:
+    """Computes the tokens of each sequence of a request, had it run alone."""
+    spec = GroupSpec("", "", ask.prompt, ask.n, ask.max_tokens, ask.min_tokens, ask.stop_token_ids, payload=b"")
+
+    def generate(index: int) -> list[int]:
+        return generate_alone(
+            spec, index, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, seed_of=lambda _: ask.seed
         )
-        return [
-            tuple(
-                generate_alone(
-                    spec, index, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, seed_of=lambda _: self.seed
-                )
-            )
-            for index in range(self.n)
-        ]
+
+    return [tuple(generate(index)) for index in range(ask.n)]
 
 
 @dataclass(frozen=True)

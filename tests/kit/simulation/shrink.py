@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tests.kit.simulation.play import play
 
@@ -26,14 +26,13 @@ def shrink(scenario: Scenario, note: Callable[[str], None] = lambda _: None) -> 
         note(f"{len(smaller.faults)} faults, {len(smaller.asks)} requests")
         return bool(play(smaller).violations)
 
-    before: Any = None
-    while before != (scenario.faults, scenario.asks):
-        before = (scenario.faults, scenario.asks)
-        faults = reduce_list(scenario.faults, lambda some: fails(replace(scenario, faults=some)))
-        scenario = replace(scenario, faults=faults)
-        asks = reduce_list(scenario.asks, lambda some: fails(replace(scenario, asks=some)))
-        scenario = replace(scenario, asks=asks)
-    return scenario
+    while True:
+        faults = reduce_list(scenario.faults, lambda some, whole=scenario: fails(replace(whole, faults=some)))
+        smaller = replace(scenario, faults=faults)
+        smaller = replace(smaller, asks=reduce_list(smaller.asks, lambda some, s=smaller: fails(replace(s, asks=some))))
+        if smaller == scenario:
+            return scenario
+        scenario = smaller
 
 
 def reduce_list(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> Sequence[T]:
