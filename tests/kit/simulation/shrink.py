@@ -24,7 +24,7 @@ def shrink(scenario: Scenario, note: Callable[[str], None] = lambda _: None) -> 
 
     def fails(smaller: Scenario) -> bool:
         note(f"{len(smaller.faults)} faults, {len(smaller.asks)} requests")
-        return bool(play(smaller).violations)
+        return bool(smaller.asks) and bool(play(smaller).violations)
 
     while True:
         faults = reduce_list(scenario.faults, lambda some, whole=scenario: fails(replace(whole, faults=some)))
