@@ -307,13 +307,27 @@ class OutstandingRequests:
             return
         state.on_resumed(resumed)
         self._routes.add(state)
-        for answer, record in zip(state.answers, resumed.sequences, strict=True):
-            if answer.ended is not None and record.reason is None:
-                self.abort_sequence(state, answer)
+        is_behind = self._end_sequences(state, resumed)
         if state.has_ended:
             self._by_handle.pop(resumed.handle, None)
+            if is_behind:
+                # Other gateways read on; for this one the scheduler need not compute the rest again.
+                self.abort(state)
         if state.has_ended and self._registry.is_live(state):
             self._owner.retire(state)
+
+    def _end_sequences(self, state: RequestState, resumed: Resumed) -> bool:
+        """Ends the sequences at the scheduler that have ended here; returns whether it has less of one than this
+        gateway. Such a sequence goes on, since the scheduler would end it for all gateways without its last tokens."""
+        is_behind = False
+        for answer, record in zip(state.answers, resumed.sequences, strict=True):
+            if answer.ended is None or record.reason is not None:
+                continue
+            if len(record.token_ids) < answer.num_tokens:
+                is_behind = True
+            else:
+                self.abort_sequence(state, answer)
+        return is_behind
 
     def _adopt(self, lookup: _Lookup, resumed: Resumed) -> RequestState | None:
         """Makes a request from the scheduler's record, unless the request has reached this gateway meanwhile."""

@@ -73,7 +73,8 @@ class Admission:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._clock = clock
-        self._reattachment = Reattachment(configuration.service.reattach_seconds)
+        window_seconds = configuration.resume.resume_window_seconds
+        self._reattachment = Reattachment(configuration.service.reattach_seconds, window_seconds)
         dispatcher.on_first_facts = lambda: self._reattachment.begin(clock())
         self._deadlines = Deadlines()
         requests.on_end = self._deadlines.cancel
@@ -170,8 +171,8 @@ class Admission:
         now = self._clock()
         arrived_at = now - (before.age_seconds if before else 0.0)
         has_ended = before is not None and all(record.reason for record in before.sequences)
-        sent_at, cancels = arrived_at - addition.age_seconds, self._reattachment
-        if cancels.cancelled_at and not has_ended and cancels.was_cancelled(spec.request_id, sent_at, now):
+        sent_at = arrived_at - addition.age_seconds
+        if not has_ended and self._reattachment.was_cancelled(spec.request_id, sent_at, now):
             raise _make_cancelled_error()
         group = Group(spec, self._next_sequence_id, max_length, arrived_at)
         self._next_sequence_id += spec.num_sequence_ids
@@ -256,6 +257,7 @@ class Admission:
         found = [request for name in names if (request := self._requests.live.get(name))]
         for request in found:
             self._dispatcher.fail(request, _make_cancelled_error())
+            self._reattachment.note(request.request_id, now)
         cancelled = [request.request_id for request in found]
         unknown = [name for name in names if name not in cancelled and self._requests.find(name, now) is None]
         return cancelled, self._reattachment.cancel(unknown, now)

@@ -1,7 +1,8 @@
-"""Answers for requests that a new scheduler does not know yet, while gateways are still attaching.
+"""Answers for requests that a scheduler does not know yet, but a gateway may still bring.
 
-For a while an unknown request is "not known yet", and its cancellation is kept until the request arrives. Owns these
-cancellations; knows no request and no clock.
+For a while after the scheduler's start, an unknown request is "not known yet", and its cancellation is kept until the
+request arrives. The cancellation of a known request is kept too: a gateway that was not attached has not heard of it,
+and brings the request again. Owns these cancellations; knows no request and no clock.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.errors import NOT_HEARD_OF, BlockyardError, Reason
+from blockyard.retention import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,11 +26,14 @@ class Reattachment:
     Times are the caller's, in seconds. The time counts from `begin`: gateways cannot send their requests before.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, keep_seconds: float = 60.0) -> None:
+        """`keep_seconds`: how long cancellations are kept, at least `seconds`."""
         self._seconds = seconds
         self._ends_at: float | None = None
-        # When each unknown request was cancelled, by its id.
-        self.cancelled_at: dict[str, float] = {}
+        # When each request was cancelled, by its id.
+        self._cancelled_at = Retention[str, float](
+            max_age_seconds=max(seconds, keep_seconds), max_entries=MAX_CANCELS, max_weight=MAX_CANCELS
+        )
 
     def begin(self, now: float) -> None:
         """Begins the time: gateways can send requests now. Idempotent."""
@@ -37,10 +42,7 @@ class Reattachment:
 
     def is_over(self, now: float) -> bool:
         """Whether the time is over, so that all gateways count as attached."""
-        is_over = not self._seconds or (self._ends_at is not None and now >= self._ends_at)
-        if is_over:
-            self.cancelled_at.clear()
-        return is_over
+        return not self._seconds or (self._ends_at is not None and now >= self._ends_at)
 
     def make_unknown_error(self, request_id: str, now: float) -> BlockyardError:
         """Makes the error for a request that is not here."""
@@ -55,14 +57,17 @@ class Reattachment:
             return []
         kept: list[str] = []
         for request_id in request_ids:
-            if len(self.cancelled_at) < MAX_CANCELS:
-                self.cancelled_at[request_id] = now
+            if len(self._cancelled_at) < MAX_CANCELS:
+                self.note(request_id, now)
                 kept.append(request_id)
         return kept
 
+    def note(self, request_id: str, now: float) -> None:
+        """Keeps the cancellation of a request that has just ended by it."""
+        self._cancelled_at.add(request_id, now, 1, now)
+
     def was_cancelled(self, request_id: str, arrived_at: float, now: float) -> bool:
         """Whether an arriving request was cancelled. A cancellation does not mean a request newer than itself."""
-        if self.is_over(now):
-            return False
-        cancelled_at = self.cancelled_at.get(request_id)
+        self._cancelled_at.expire(now)
+        cancelled_at = self._cancelled_at.get(request_id)
         return cancelled_at is not None and arrived_at <= cancelled_at

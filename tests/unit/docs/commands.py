@@ -135,6 +135,7 @@ PROGRAMS = By("tests/integration/test_documented_commands.py::test_the_programs_
 AS_IT_STANDS = By("tests/e2e/test_first_steps.py::test_the_first_steps_as_they_stand")
 NUMBERS = By("tests/integration/pooling/test_calls.py::test_the_program_writes_numbers_and_nothing_else")
 SETTINGS = By("tests/unit/docs/test_commands.py::test_a_service_takes_what_it_is_given")
+PROTOCOL_PARTS = By("tests/unit/docs/test_protocol_page.py::test_the_parts_are_those_of_the_program")
 ALONE = By("tests/unit/docs/test_commands.py::test_it_works_alone")
 OPERATE = By("tests/unit/blockyard/cli/admin/test_cli_admin.py::test_what_the_guide_says_works")
 METRICS = By("tests/integration/test_metrics.py::test_what_is_told_is_what_happened")
@@ -188,6 +189,9 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         'grpcurl -plaintext -d \'{"spec": {"text": "Hello", "stop": {"max_tokens": 8}}}\'': By(
             "tests/integration/test_documented_commands.py::test_what_grpcurl_is_told_is_a_request"
         ),
+        "python -m tests.kit.simulation.spec…": By("tests/unit/kit/test_protocol_spec.py::test_the_command_prints_it"),
+        "class …": PROTOCOL_PARTS,
+        "def …": PROTOCOL_PARTS,
     },
     "docs/guides/add-a-backend.md": {".venv/bin/python -m pytest -q tests/kernels": THIS},
     "docs/guides/add-a-model.md": {

@@ -13,7 +13,17 @@ from blockyard.contract.codec.scheduling import encode_submission
 from blockyard.contract.events import Accepted, Delta, Finished, Recovered, Usage
 from blockyard.contract.request import OnDisconnect
 from blockyard.contract.sampling import Candidates, FinishReason, SamplingParams, StopCriteria
-from blockyard.contract.scheduling import Abort, AbortReason, Acceptance, Add, Failure, Prefill, Resumed, SequenceRecord
+from blockyard.contract.scheduling import (
+    Abort,
+    AbortReason,
+    Acceptance,
+    Add,
+    Ending,
+    Failure,
+    Prefill,
+    Resumed,
+    SequenceRecord,
+)
 from blockyard.errors import BlockyardError, Reason
 from tests.unit.gateway.core import Core, passed
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
@@ -197,6 +207,33 @@ async def test_a_whole_answer_that_the_scheduler_still_runs_is_stopped_there(cor
     [again] = core.link.adds
     core.told(resumed=[resumed(again, SequenceRecord((*ids_of("a cat"), *[20] * 40)))])
     assert core.link.aborts == [Abort(again.handle, "r", AbortReason.STOP_STRING, 0, len(ids_of("a cat")))]
+
+
+async def test_a_whole_answer_does_not_end_the_request_where_less_of_it_is(core: Core) -> None:
+    await core.accepted()
+    core.tokens(10, 20, 21, 22, end=LENGTH)
+    core.lost()
+    core.link.sent.clear()
+    core.attached()
+    [again] = core.link.adds
+    # Another gateway, which has a token less, was there first: its clients need the last token.
+    core.told(resumed=[resumed(again, SequenceRecord((20, 21)))])
+    # This gateway leaves, and the other one reads on.
+    assert core.link.aborts == [Abort(again.handle, "r")]
+
+
+async def test_a_sequence_does_not_end_where_less_of_it_is(core: Core) -> None:
+    reader = await core.accepted(n=2)
+    core.told(sequence_ids=[10, 10, 11], token_ids=[20, 21, 40], ended=[Ending(10, LENGTH)])
+    core.lost()
+    core.attached()
+    again = core.link.adds[-1]
+    core.told(resumed=[resumed(again, SequenceRecord((20,)), SequenceRecord((40,)))])
+    assert core.link.aborts == []
+    core.tokens(50, 21, end=LENGTH)
+    core.tokens(51, 41, end=LENGTH)
+    ends = [event for event in await events_of(reader) if isinstance(event, Finished)]
+    assert [(event.index, event.usage.num_completion_tokens) for event in ends] == [(0, 2), (1, 2)]
 
 
 async def test_what_is_refused_when_it_is_sent_again_fails(core: Core) -> None:

@@ -54,8 +54,11 @@ def test_a_cancel_is_kept_for_what_is_older_than_it() -> None:
     assert began.was_cancelled("a", arrived_at=1.0, now=4.0)
     assert not began.was_cancelled("a", arrived_at=3.0, now=3.0)
     assert not began.was_cancelled("c", arrived_at=0.0, now=3.0)
-    assert not began.was_cancelled("a", arrived_at=1.0, now=15.0)
-    assert began.cancel(["a"], 16.0) == []
+    assert began.cancel(["c"], 16.0) == []
+    # Of a request that ended by it, it is kept afterwards too: a gateway that was away may bring the request.
+    began.note("d", 16.0)
+    assert began.was_cancelled("d", arrived_at=1.0, now=75.0)
+    assert not began.was_cancelled("d", arrived_at=1.0, now=76.0)
 
 
 def test_cancels_are_bounded() -> None:
@@ -105,4 +108,20 @@ async def test_a_cancel_waits_for_its_request(harness: Harness, settings: Settin
     kept = await client.resubmit(whole, age_seconds=5.0)
     await client.wait_until(lambda: kept.first_sequence_id is not None)
     assert await other.result(await other.read_again("whole")) == oracle([2] * 20, 5)
+    await until_idle(server)
+
+
+async def test_a_cancel_holds_against_a_gateway_that_was_away(harness: Harness) -> None:
+    await harness.worker(step_seconds=0.001)
+    server, other = await harness.scheduler(), await harness.client("other")
+    async with harness.gateway("away") as client:
+        await client.wait_until_ready()
+        stream = await client.add("r", [1] * 20, max_tokens=3000)
+        await client.wait_until(lambda: stream.token_ids[0])
+    # The gateway's stream is broken, so nobody tells it of the cancel.
+    assert await other.cancel("r") == ["r"]
+    client = await harness.client()
+    assert (await refusal(client, await client.resubmit(stream, age_seconds=5.0))).reason is Reason.CLIENT_CANCELLED
+    # A new request of this name was not meant.
+    assert await client.result(await client.add("r", [3] * 20, max_tokens=9)) == oracle([3] * 20, 9)
     await until_idle(server)
