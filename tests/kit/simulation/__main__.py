@@ -17,8 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tests.kit.simulation.clients import CONDUCTS, Report
+from tests.kit.simulation.clients import CONDUCTS, Report, Strike
 from tests.kit.simulation.faults import FAULTS
+from tests.kit.simulation.matrix import write_matrix
 from tests.kit.simulation.play import play
 from tests.kit.simulation.scenario import draw_scenario
 from tests.kit.simulation.shrink import shrink
@@ -61,11 +62,11 @@ def play_for(seconds: float, first_seed: int | str, num_processes: int) -> Itera
 def run(arguments: argparse.Namespace) -> int:
     """Plays fresh seeds, and tells how it goes."""
     begin, seen, failed = time.monotonic(), 0, 0
-    outcomes, faults = Counter[str](), Counter[str]()
+    outcomes, strikes = Counter[str](), Counter[Strike]()
     for report in play_for(arguments.minutes * 60, arguments.seed, arguments.processes):
         seen += 1
         outcomes += report.outcomes
-        faults += report.faults
+        strikes += report.strikes
         if report.violations:
             failed += 1
             print(f"\rseed {report.seed}: {'; '.join(report.violations[:3])}", flush=True)
@@ -74,7 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"\r{seen} seeds, {rate:.1f} a second, {failed} failed", end="", file=sys.stderr, flush=True)
     seconds = time.monotonic() - begin
     print(f"\r{seen} scenarios in {seconds:.0f} s, {seen / seconds * 3600:,.0f} an hour; {failed} failed")
-    for title, counts in (("requests", outcomes), ("faults", faults)):
+    if arguments.write:
+        write_matrix(outcomes, strikes, seen, failed)
+    kinds, phases = Counter[str](), Counter[str]()
+    for strike, number in strikes.items():
+        kinds[strike.kind] += number
+        phases[strike.phase] += number
+    for title, counts in (("requests", outcomes), ("faults", kinds), ("they met", phases)):
         print(f"{title}: {', '.join(f'{number:,} {name}' for name, number in counts.most_common())}")
     return int(failed > 0)
 
@@ -105,6 +112,7 @@ def main() -> int:
     running.add_argument("--seed", default=int(time.time()), type=lambda text: int(text) if text.isdecimal() else text)
     running.add_argument("--minutes", type=float, default=1.0)
     running.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    running.add_argument("--write", action="store_true", help="write docs/reliability/matrix.md")
     running.set_defaults(call=run)
     replaying = commands.add_parser("replay")
     replaying.add_argument("seed")

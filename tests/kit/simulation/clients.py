@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockyard.client.asynchronous import AsyncClient
 from blockyard.client.retry import RetryPolicy
@@ -35,13 +35,21 @@ class Violation(AssertionError):
     """A promise that was not kept."""
 
 
+class Strike(NamedTuple):
+    """A fault: its kind, the role that it struck, and what the system was doing."""
+
+    kind: str
+    role: str
+    phase: str
+
+
 @dataclass
 class Report:
     """What became of a scenario.
 
     Attributes:
         outcomes: how many requests were answered, cancelled, or failed for which reason.
-        faults: how many faults of each kind there were.
+        strikes: how many faults there were.
         violations: the promises that were not kept, in words.
     """
 
@@ -52,7 +60,7 @@ class Report:
     num_tokens: int = 0
     num_resumes: int = 0
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    faults: Counter[str] = field(default_factory=Counter[str])
+    strikes: Counter[Strike] = field(default_factory=Counter[Strike])
     violations: list[str] = field(default_factory=list[str])
 
 

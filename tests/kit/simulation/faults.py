@@ -119,6 +119,8 @@ def _reset_cache(cluster: Cluster, fault: Fault) -> None:
     scheduler.call(lambda: asyncio.ensure_future(call()))
 
 
+# The kinds that strike both targets.
+PAIRS = frozenset({"kill two", "part", "flap", "delay"})
 FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "kill": _kill,
     "kill silently": _kill_silently,

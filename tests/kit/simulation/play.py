@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from tests.kit.simulation.clients import Client, Report
+from tests.kit.simulation.clients import Client, Report, Strike
 from tests.kit.simulation.cluster import Cluster, Process
-from tests.kit.simulation.faults import FAULTS
+from tests.kit.simulation.faults import FAULTS, PAIRS
 from tests.kit.simulation.loop import SimLoop
-from tests.kit.simulation.scenario import SECONDS, Ask, Scenario
+from tests.kit.simulation.scenario import SECONDS, Ask, Fault, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 # Every request ends within this time after the last fault.
 LIVE_SECONDS = 600.0
+
+
+def _role_of(fault: Fault) -> str:
+    """Names what a fault strikes: the roles of its targets."""
+    if fault.kind in ("drain", "reset cache", "break"):
+        return "any"
+    roles = [name.partition("-")[0] for name in fault.targets]
+    return " and ".join(sorted(roles)) if fault.kind in PAIRS else roles[0]
 
 
 class Play:
@@ -32,8 +40,7 @@ class Play:
         loop, scenario = self._loop, self._scenario
         begin = loop.time()
         for fault in scenario.faults:
-            self.report.faults[fault.kind] += 1
-            loop.call_at(begin + fault.at, FAULTS[fault.kind], self._cluster, fault)
+            loop.call_at(begin + fault.at, self._strike, fault)
         clients: dict[int, Client] = {}
         tasks: dict[asyncio.Task[Any], Ask] = {}
         for ask in scenario.asks:
@@ -55,6 +62,26 @@ class Play:
             await self._check_the_end()
         for node in self._cluster.nodes.values():
             self._cluster.network.kill(node.process.owner)
+
+    def _strike(self, fault: Fault) -> None:
+        strike = Strike(fault.kind, _role_of(fault), self._phase())
+        self.report.strikes[strike] += 1
+        self._loop.note(f"fault {strike}")
+        FAULTS[fault.kind](self._cluster, fault)
+
+    def _phase(self) -> str:
+        """Names what the system is doing now."""
+        scheduler = self._cluster.nodes["scheduler"]
+        if not scheduler.process.owner.alive or scheduler.service is None:
+            return "no scheduler"
+        stats = scheduler.service.service.stats()
+        if not scheduler.service.service.is_ready:
+            return "no worker"
+        if any(each.num_swapped for each in stats):
+            return "swapped"
+        if len(scheduler.service.service.backlog) or any(each.num_waiting for each in stats):
+            return "waiting"
+        return "running" if any(each.num_running for each in stats) else "idle"
 
     async def _as(self, process: Process, work: Coroutine[Any, Any, Any]) -> None:
         await self._loop.spawn(process.owner, work)
