@@ -214,6 +214,12 @@ class GatewayProcessSettings:
     max_scheduler_wait_seconds: NotNegativeSeconds = option(
         300.0, "how long requests wait for a scheduler before they fail, in seconds"
     )
+    prompt_history: NotNegative = option(
+        1000, "number of ended requests whose token ids stay in memory for `blockyard admin misses`; 0: none"
+    )
+    show_prompt_text: bool = option(
+        False, "show operators the clients' text where two prompts part, in `blockyard admin misses`"
+    )
     gateway_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of the gateway's /metrics beside that on its HTTP port; 0: a free port, -1: none"
     )

@@ -123,7 +123,9 @@ class Server:
             self.metrics.gen_ai = GenAiMetrics(self.metrics.registry, names)
         certificates = {"public": self._access.files, "internal": identity.files}
         self.monitoring = Monitoring(self.metrics.registry, certificates, self.generation.is_ready, clock=clock)
-        administration = AdminServicer(self.generation, gateway_id=gateway_id)
+        administration = AdminServicer(
+            self.generation, gateway_id=gateway_id, shows_prompt_text=configuration.service.show_prompt_text
+        )
         self._servers = self._make_servers(administration)
         app = make_http_app(self.generation)
         if configuration.public.enable_page:
@@ -151,6 +153,7 @@ class Server:
             metrics=self.metrics,
             resume_window_seconds=configuration.resume.resume_window_seconds,
             max_scheduler_wait_seconds=service.max_scheduler_wait_seconds,
+            num_past_prompts=service.prompt_history,
         )
         self.generation.add_model(
             model_name(configuration),

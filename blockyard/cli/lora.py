@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api, as_json
+from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api, as_json, read_model
 from blockyard.cli.admin.tables import make_table
 from blockyard.cli.connection import with_connection
 from blockyard.cli.help import App
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 app = App(help="Load and unload adapters (LoRA, soft prompts) of a running system: over a gateway's admin port.")
+app.set_options(read_model)
 
 # Workers read gigabytes at most, from a disk or over a network.
 LOAD_SECONDS = 150.0

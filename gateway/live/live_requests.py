@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from blockyard.contract.events import Recovered
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from gateway.live.outstanding import RETRY_SECONDS, OutstandingRequests, TokenRouter
+from gateway.live.prompt_history import PromptHistory
 from gateway.live.reader import Reader
 from gateway.live.registry import Registry, Timers
 from gateway.observe.metrics import GatewayMetrics, MeasuredRequest
@@ -62,6 +64,10 @@ class LiveRequests:
         resume_window_seconds: the time for which a request runs without readers, and an ended answer is kept.
         max_scheduler_wait_seconds: the time for which requests wait for a scheduler.
         metrics: the metrics of the requests; None: new metrics.
+        num_past_prompts: the number of prompts whose ids are kept after their requests have ended.
+
+    Attributes:
+        history: the prompts of the requests that have ended.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class LiveRequests:
         resume_window_seconds: float = 60.0,
         max_scheduler_wait_seconds: float = 300.0,
         metrics: GatewayMetrics | None = None,
+        num_past_prompts: int = 0,
     ) -> None:
         self.metrics = metrics or GatewayMetrics()
         self._link = link
@@ -80,6 +87,7 @@ class LiveRequests:
         self._outstanding = OutstandingRequests(
             link, self._registry, self._router, self, patience_seconds=max_scheduler_wait_seconds
         )
+        self.history = PromptHistory(num_past_prompts)
         self._readers: set[Reader] = set()
         # Timers of the requests without a reader.
         self._unread = Timers["RequestState"]()
@@ -213,6 +221,7 @@ class LiveRequests:
     def _forget(self, state: RequestState) -> None:
         self._outstanding.forget(state)
         self._unread.clear(state)
+        self.history.add(state, asyncio.get_running_loop().time())
 
     def on_stop_string(self, state: RequestState, answer: SequenceAnswer) -> None:
         """Aborts a sequence at the scheduler after a stop string has ended it here."""

@@ -62,10 +62,10 @@ class RequestLog:
 
     Attributes:
         arrived_at: the request's arrival, by the event loop's time.
+        first_token_at: the time at which the prompt and the first token were computed; None: not yet.
     """
 
     __slots__ = (
-        "_first_token_at",
         "_is_part",
         "_is_taken_over",
         "_method",
@@ -73,6 +73,7 @@ class RequestLog:
         "_recovery",
         "_request_id",
         "arrived_at",
+        "first_token_at",
         "operation",
         "span",
     )
@@ -94,7 +95,7 @@ class RequestLog:
         self._request_id = request_id[:_MAX_NAME]
         self._method = current_call().method
         self.arrived_at = asyncio.get_running_loop().time()
-        self._first_token_at: float | None = None
+        self.first_token_at: float | None = None
         self._num_recoveries = 0
         self._recovery: Span | None = None
 
@@ -156,9 +157,9 @@ class RequestLog:
 
     def on_prefilled(self) -> None:
         """Records that the prompt and the first token are computed."""
-        if self._first_token_at is None:
-            self._first_token_at = asyncio.get_running_loop().time()
-            self._debug("first token", seconds=self._since_arrival(self._first_token_at))
+        if self.first_token_at is None:
+            self.first_token_at = asyncio.get_running_loop().time()
+            self._debug("first token", seconds=self._since_arrival(self.first_token_at))
             self.span.add_event("first token")
 
     def on_recovered(self, event: Recovered) -> None:
@@ -207,7 +208,7 @@ class RequestLog:
     def _end_fields(self, counts: TokenCounts) -> dict[str, Any]:
         return {
             **counts._asdict(),
-            "first_token_seconds": self._since_arrival(self._first_token_at),
+            "first_token_seconds": self._since_arrival(self.first_token_at),
             "seconds": self._since_arrival(asyncio.get_running_loop().time()),
             "num_recoveries": self._num_recoveries or None,
             "taken_over": self._is_taken_over or None,

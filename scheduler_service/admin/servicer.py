@@ -222,6 +222,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UndrainGateway(self, request: admin_pb2.UndrainGatewayRequest, context: Any) -> Any:
         raise _make_not_here_error()
 
+    async def ListMisses(self, request: admin_pb2.ListMissesRequest, context: Any) -> Any:
+        raise _make_not_here_error()
+
 
 def _decode_timeout(request: admin_pb2.CallExtensionRequest) -> float:
     """Decodes how long workers may take, in seconds; raises BlockyardError FIELD_INVALID."""

@@ -54,6 +54,50 @@ LEAVE_MODE_ABORT: LeaveMode.ValueType  # 3
 """The requests end with SLEEPING."""
 Global___LeaveMode: _TypeAlias = LeaveMode  # noqa: Y015
 
+class _MissCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MissCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MissCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MISS_CAUSE_UNSPECIFIED: _MissCause.ValueType  # 0
+    """Not used."""
+    MISS_CAUSE_PARTED: _MissCause.ValueType  # 1
+    """The prompts have other tokens from a position on."""
+    MISS_CAUSE_NOT_KEPT: _MissCause.ValueType  # 2
+    """The blocks were not in the prefix cache any more, or not at the replica that computed the prompt."""
+    MISS_CAUSE_AT_ONCE: _MissCause.ValueType  # 3
+    """The earlier prompt was still being computed when this one came."""
+    MISS_CAUSE_OTHER_TENANT: _MissCause.ValueType  # 4
+    """The earlier prompt is another tenant's."""
+    MISS_CAUSE_OTHER_SALT: _MissCause.ValueType  # 5
+    """The earlier prompt has another cache_salt."""
+    MISS_CAUSE_OTHER_ADAPTER: _MissCause.ValueType  # 6
+    """The earlier prompt was computed with another adapter, or without one."""
+    MISS_CAUSE_WHOLE_PROMPT: _MissCause.ValueType  # 7
+    """The request needs every row of its prompt: for log probabilities of the prompt, or for pooling."""
+
+class MissCause(_MissCause, metaclass=_MissCauseEnumTypeWrapper):
+    """Why tokens of a prompt were computed although an earlier request had them."""
+
+MISS_CAUSE_UNSPECIFIED: MissCause.ValueType  # 0
+"""Not used."""
+MISS_CAUSE_PARTED: MissCause.ValueType  # 1
+"""The prompts have other tokens from a position on."""
+MISS_CAUSE_NOT_KEPT: MissCause.ValueType  # 2
+"""The blocks were not in the prefix cache any more, or not at the replica that computed the prompt."""
+MISS_CAUSE_AT_ONCE: MissCause.ValueType  # 3
+"""The earlier prompt was still being computed when this one came."""
+MISS_CAUSE_OTHER_TENANT: MissCause.ValueType  # 4
+"""The earlier prompt is another tenant's."""
+MISS_CAUSE_OTHER_SALT: MissCause.ValueType  # 5
+"""The earlier prompt has another cache_salt."""
+MISS_CAUSE_OTHER_ADAPTER: MissCause.ValueType  # 6
+"""The earlier prompt was computed with another adapter, or without one."""
+MISS_CAUSE_WHOLE_PROMPT: MissCause.ValueType  # 7
+"""The request needs every row of its prompt: for log probabilities of the prompt, or for pooling."""
+Global___MissCause: _TypeAlias = MissCause  # noqa: Y015
+
 @_typing.final
 class GetStatusRequest(_message.Message):
     """Asks for the status of the system."""
@@ -1710,3 +1754,163 @@ class LoraStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoraStatus: _TypeAlias = LoraStatus  # noqa: Y015
+
+@_typing.final
+class ListMissesRequest(_message.Message):
+    """Asks for prompts that were computed again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MAX_MISSES_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Only requests of this tenant; empty: of all tenants."""
+    request_id: _builtins.str
+    """Only requests whose id begins with this; empty: all."""
+    max_misses: _builtins.int
+    """Maximum number of misses to return, the last ones first; 0 means 100."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        max_misses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_misses", b"max_misses", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMissesRequest: _TypeAlias = ListMissesRequest  # noqa: Y015
+
+@_typing.final
+class ListMissesResponse(_message.Message):
+    """Prompts that were computed again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MISSES_FIELD_NUMBER: _builtins.int
+    NUM_MISSES_FIELD_NUMBER: _builtins.int
+    NUM_PROMPTS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    num_misses: _builtins.int
+    """Number of misses in all."""
+    num_prompts: _builtins.int
+    """Number of requests that were compared; of the ones that the request asks for, if it names a tenant or an id."""
+    num_prompt_tokens: _builtins.int
+    """Number of tokens in the prompts of these requests."""
+    num_cached_tokens: _builtins.int
+    """Number of these tokens that were found in the prefix cache."""
+    @_builtins.property
+    def misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptMiss]:
+        """The misses, the last request first."""
+
+    def __init__(
+        self,
+        *,
+        misses: _abc.Iterable[Global___PromptMiss] | None = ...,
+        num_misses: _builtins.int = ...,
+        num_prompts: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["misses", b"misses", "num_cached_tokens", b"num_cached_tokens", "num_misses", b"num_misses", "num_prompt_tokens", b"num_prompt_tokens", "num_prompts", b"num_prompts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMissesResponse: _TypeAlias = ListMissesResponse  # noqa: Y015
+
+@_typing.final
+class PromptMiss(_message.Message):
+    """A prompt of which more was computed than what is new in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
+    NUM_COMMON_TOKENS_FIELD_NUMBER: _builtins.int
+    COMMON_TEXT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    EARLIER_TEXT_FIELD_NUMBER: _builtins.int
+    cause: Global___MissCause.ValueType
+    """Why tokens were computed again."""
+    num_prompt_tokens: _builtins.int
+    """Number of tokens in the prompt."""
+    num_cached_tokens: _builtins.int
+    """Number of these that were found in the prefix cache."""
+    num_common_tokens: _builtins.int
+    """Number of first tokens that both have in common; of the earlier one, prompt and answer count."""
+    common_text: _builtins.str
+    """The text before the position at which they part; empty unless the gateway shows text."""
+    text: _builtins.str
+    """The request's text from that position on."""
+    earlier_text: _builtins.str
+    """The earlier request's text from that position on."""
+    @_builtins.property
+    def request(self) -> Global___PastRequest:
+        """The request."""
+
+    @_builtins.property
+    def earlier(self) -> Global___PastRequest:
+        """The earlier request that the prompt is compared with; absent if there is none."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___PastRequest | None = ...,
+        cause: Global___MissCause.ValueType = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        earlier: Global___PastRequest | None = ...,
+        num_common_tokens: _builtins.int = ...,
+        common_text: _builtins.str = ...,
+        text: _builtins.str = ...,
+        earlier_text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earlier", b"earlier", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "common_text", b"common_text", "earlier", b"earlier", "earlier_text", b"earlier_text", "num_cached_tokens", b"num_cached_tokens", "num_common_tokens", b"num_common_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request", b"request", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptMiss: _TypeAlias = PromptMiss  # noqa: Y015
+
+@_typing.final
+class PastRequest(_message.Message):
+    """A request that has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id."""
+    tenant: _builtins.str
+    """The request's tenant; empty without keys."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """Time since the request arrived."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastRequest: _TypeAlias = PastRequest  # noqa: Y015

@@ -141,6 +141,11 @@ class AdminServiceStub(object):
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.SerializeToString,
                 response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateResponse.FromString,
                 _registered_method=True)
+        self.ListMisses = channel.unary_unary(
+                '/blockyard.admin.v1.AdminService/ListMisses',
+                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListMissesRequest.SerializeToString,
+                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListMissesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -315,6 +320,15 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListMisses(self, request, context):
+        """Finds requests of this gateway whose prompts were computed again although an earlier prompt began with the same
+        tokens, and says why. It compares the requests that have ended lately (--prompt-history). Contains text only if the
+        gateway was started with --show-prompt-text. Gateways only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -412,6 +426,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DumpState,
                     request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.FromString,
                     response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateResponse.SerializeToString,
+            ),
+            'ListMisses': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMisses,
+                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListMissesRequest.FromString,
+                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListMissesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -939,6 +958,33 @@ class AdminService(object):
             '/blockyard.admin.v1.AdminService/DumpState',
             blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateRequest.SerializeToString,
             blockyard_dot_admin_dot_v1_dot_admin__pb2.DumpStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMisses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.admin.v1.AdminService/ListMisses',
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.ListMissesRequest.SerializeToString,
+            blockyard_dot_admin_dot_v1_dot_admin__pb2.ListMissesResponse.FromString,
             options,
             channel_credentials,
             insecure,

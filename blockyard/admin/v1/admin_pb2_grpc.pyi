@@ -120,6 +120,11 @@ class AdminServiceStub:
     """
     DumpState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]
     """Returns the scheduler's state: each request, where it is, and what it holds. Contains no text and no token ids."""
+    ListMisses: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListMissesRequest, _admin_pb2.ListMissesResponse]
+    """Finds requests of this gateway whose prompts were computed again although an earlier prompt began with the same
+    tokens, and says why. It compares the requests that have ended lately (--prompt-history). Contains text only if the
+    gateway was started with --show-prompt-text. Gateways only.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -213,6 +218,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     DumpState: _aio.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]  # type: ignore[assignment]
     """Returns the scheduler's state: each request, where it is, and what it holds. Contains no text and no token ids."""
+    ListMisses: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListMissesRequest, _admin_pb2.ListMissesResponse]  # type: ignore[assignment]
+    """Finds requests of this gateway whose prompts were computed again although an earlier prompt began with the same
+    tokens, and says why. It compares the requests that have ended lately (--prompt-history). Contains text only if the
+    gateway was started with --show-prompt-text. Gateways only.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operations on a running system, for operators. A gateway serves them on a port of its own and forwards the ones that
@@ -417,5 +427,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DumpStateResponse, _abc.Awaitable[_admin_pb2.DumpStateResponse]]:
         """Returns the scheduler's state: each request, where it is, and what it holds. Contains no text and no token ids."""
+
+    @_abc_1.abstractmethod
+    def ListMisses(
+        self,
+        request: _admin_pb2.ListMissesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListMissesResponse, _abc.Awaitable[_admin_pb2.ListMissesResponse]]:
+        """Finds requests of this gateway whose prompts were computed again although an earlier prompt began with the same
+        tokens, and says why. It compares the requests that have ended lately (--prompt-history). Contains text only if the
+        gateway was started with --show-prompt-text. Gateways only.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

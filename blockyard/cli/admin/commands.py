@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import sys
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,11 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.cli.admin import memory, saving, tables
-from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, Replica, admin_api, as_json
+from blockyard.cli.admin import memory, misses, saving, tables
+from blockyard.cli.admin.link import (
+    DEFAULT_ADMIN_ADDRESS,
+    AdminAddress,
+    AsJson,
+    Replica,
+    admin_api,
+    as_json,
+    read_model,
+)
 from blockyard.cli.connection import with_connection
 from blockyard.cli.help import App
 from blockyard.common.v1 import administration_pb2, status_pb2
@@ -26,8 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 app = App(help="Operate a running system: over a gateway's admin port.")
+app.set_options(read_model)
 
-for command in (memory.sleep, memory.wake, memory.update, saving.save):
+for command in (memory.sleep, memory.wake, memory.update, saving.save, misses.misses):
     app.command()(command)
 
 GATEWAY = "gateway"
@@ -36,7 +43,6 @@ POLL_SECONDS = 0.1
 RATE_SECONDS = 0.5
 # Time for a worker to set a profile up, or to write its file.
 PROFILE_SECONDS = 150.0
-_PLAIN_WIDTH = 200
 
 Target = Annotated[str, typer.Argument(help=f"`{GATEWAY}` (the one that is asked), or a replica as `status` names it")]
 
@@ -63,11 +69,6 @@ _DETAILS = {
 }
 
 
-def _console() -> Console:
-    """Returns a console for tables: as wide as the terminal; without one, wide enough that no name breaks."""
-    return Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
-
-
 def _get_status(address: str) -> admin_pb2.GetStatusResponse:
     with admin_api(address) as api:
         return api.ask(api.stub.GetStatus, admin_pb2.GetStatusRequest())
@@ -85,7 +86,7 @@ def status(address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) 
     if reading.HasField("scheduler"):
         time.sleep(RATE_SECONDS)
         reading = _get_status(address)
-    console = _console()
+    console = tables.make_console()
     parts = [tables.gateway_table(reading.gateway)]
     if reading.HasField("scheduler"):
         parts += [tables.scheduler_table(reading.scheduler), tables.replicas_table(reading, before)]
@@ -187,7 +188,7 @@ def reset_cache(
     if json:
         typer.echo(as_json(answer))
         return
-    console = _console()
+    console = tables.make_console()
     console.print(tables.resets_table(answer.replicas))
     if any(reset.num_kept_device_blocks + reset.num_kept_host_blocks for reset in answer.replicas):
         console.print("Blocks that are kept are in use: reset again later, or drain the replica first.")
@@ -211,7 +212,7 @@ def log_level(
     if json:
         typer.echo(as_json(answer))
     else:
-        _console().print(tables.levels_table(answer.processes, level))
+        tables.make_console().print(tables.levels_table(answer.processes, level))
     if any(each.message for each in answer.processes):
         raise typer.Exit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
@@ -48,12 +49,24 @@ class AdminApi:
         return call(request, timeout=seconds, metadata=self.metadata)
 
 
+_model: ContextVar[str] = ContextVar("model", default="")
+
+
+def read_model(
+    model: Annotated[str, typer.Option(help="a model of a gateway with several; default: its first")] = "",
+) -> None:
+    """Reads the options that stand before the name of a command which operates on a model."""
+    _model.set(model)
+
+
 @contextmanager
 def admin_api(address: str, model: str = "") -> Generator[AdminApi]:
     """Opens a channel to the admin API. A call's RPC error is raised as BlockyardError.
 
-    `model`: the model that the calls are for, of a gateway with several; empty: its first.
+    `model`: the model that the calls are for, of a gateway with several; empty: the one before the command's name, or
+    the gateway's first.
     """
+    model = model or _model.get()
     access = connection().make_access()
     with access.make_channel(address) as channel:
         try:

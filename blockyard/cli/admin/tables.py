@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
 
     from blockyard.admin.v1 import admin_pb2
     from blockyard.common.v1 import status_pb2
+
+_PLAIN_WIDTH = 200
+
+
+def make_console() -> Console:
+    """Returns a console for tables: as wide as the terminal; without one, wide enough that no name breaks."""
+    return Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
 
 
 def make_table(*headings: str, numbers: Iterable[str] = ()) -> Table:

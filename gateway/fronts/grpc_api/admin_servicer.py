@@ -18,6 +18,7 @@ from blockyard.security.authentication import CALLER
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.version import __version__
+from gateway.fronts.grpc_api.misses import list_misses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -77,10 +78,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     Args:
         generation: the core that all fronts use.
         gateway_id: a random id of this process.
+        shows_prompt_text: whether ListMisses shows clients' text.
     """
 
-    def __init__(self, generation: GenerationService, *, gateway_id: str) -> None:
+    def __init__(self, generation: GenerationService, *, gateway_id: str, shows_prompt_text: bool = False) -> None:
         self._generation = generation
+        self._shows_prompt_text = shows_prompt_text
         self._gateway_id = gateway_id
         self._started_at = generation.clock.monotonic()
 
@@ -138,6 +141,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         _note("UndrainGateway")
         self._generation.undrain()
         return admin_pb2.UndrainGatewayResponse(gateway=self._status())
+
+    async def ListMisses(self, request: admin_pb2.ListMissesRequest, context: Any) -> Any:
+        name = model_name_of(context)
+        self._generation.resolve_model(name)
+        _note("ListMisses")
+        model = self._generation.model_of(name)
+        return await list_misses(model, request, shows_text=self._shows_prompt_text)
 
     async def SetLogLevel(self, request: admin_pb2.SetLogLevelRequest, context: Any) -> Any:
         check_level(request.level)

@@ -157,6 +157,10 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         self._take("ListLoras", request, context)
         return admin_pb2.ListLorasResponse(loras=self.loras.values())
 
+    def ListMisses(self, request: Any, context: Any) -> admin_pb2.ListMissesResponse:
+        self._take("ListMisses", request, context)
+        return admin_pb2.ListMissesResponse(num_prompts=4, num_prompt_tokens=1000, num_cached_tokens=820)
+
     def DrainGateway(self, request: Any, context: Any) -> admin_pb2.DrainGatewayResponse:
         self._take("DrainGateway", request, context)
         self._readings_to_drain = READINGS_TO_DRAIN

@@ -126,7 +126,7 @@ def held_by(test: str) -> list[Command]:
 # Indented blocks that show what a program writes, by how they begin.
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "docs/guides/logs.md": ("11:44:57.136 I gateway", "W the worker was lost", "W lost the scheduler"),
-    "docs/guides/operate.md": ("blockyard 0.1.0  127.0.0.1:50052",),
+    "docs/guides/operate.md": ("blockyard 0.1.0  127.0.0.1:50052", "ago        request"),
     "docs/guides/several-models.md": (": loading large:",),
 }
 

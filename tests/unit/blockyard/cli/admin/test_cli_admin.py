@@ -167,6 +167,13 @@ def test_reset_cache_tells_what_stays(admin: FakeAdmin, capsys: Captured) -> Non
     assert [request.replica for request in admin.asked] == ["", "0"]
 
 
+def test_misses_are_of_the_model_that_is_named(admin: FakeAdmin, capsys: Captured) -> None:
+    assert run("admin", "--model", "small", "misses", "req-17", "--admin-address", admin.address) == 0
+    assert (admin.metadata["blockyard-model"], admin.asked[0].request_id) == ("small", "req-17")
+    told = "4 requests with 1,000 prompt tokens, 82% of them cached; 0 of the requests computed tokens again"
+    assert capsys.readouterr().out.strip() == told
+
+
 def test_log_level(admin: FakeAdmin, capsys: Captured) -> None:
     assert ask(admin, "log-level", "debug", "gateway") == 0
     out = capsys.readouterr().out
