@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from blockyard.contract.models import Model
+from blockyard.contract.models import LoadState, Model
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.codec import state as state_codec
 from gateway.live.continuation import check_ends, check_positions, make_records
@@ -45,16 +44,6 @@ class ModelAway(BlockyardError):
     """No scheduler runs for a model, so that nobody but this gateway knows its requests; a request starts one."""
 
 
-class LoadState(IntEnum):
-    """Whether a model is loaded. Names and numbers are those of the proto's ModelState."""
-
-    READY = 1
-    LOADING = 2
-    UNLOADED = 3
-    FAILED = 4
-    NOT_READY = 5
-
-
 class ServedModel:
     """Begins, resumes and finds the requests of one model.
 
@@ -71,7 +60,6 @@ class ServedModel:
         read_rule: reads the rule for pooling in the model's files.
         served: the names of all models of the gateway.
         starts_on_demand: whether waiting requests start a scheduler or a worker; the model is ready without them.
-            Kept as an attribute.
         max_wait_seconds: the time for which requests wait for the facts of a model that starts on demand.
         shares_prefixes: whether tenants find each other's prefixes in the prefix cache.
     """
@@ -185,7 +173,8 @@ class ServedModel:
                 async with asyncio.timeout(self._max_wait_seconds):
                     await link.wait_until(lambda: link.is_ready or link.needs_repair)
         if not link.is_ready:
-            raise BlockyardError(Reason.NO_READY_WORKER, self.message, retry_after_seconds=RETRY_SECONDS)
+            message = f"{self.name!r} is not loaded: {self._progress}"
+            raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=RETRY_SECONDS)
 
     @contextmanager
     def _waiting(self) -> Generator[None]:
@@ -230,8 +219,11 @@ class ServedModel:
         """What is being done to load a model that starts on demand, for a person; empty: it is loaded."""
         if self.link.is_ready or not self.starts_on_demand:
             return ""
-        state = " ".join(self.link.message.split()) if self.link.is_attached else _WAITING
-        return f"loading {self.name}: {state}"
+        return f"loading {self.name}: {self._progress}"
+
+    @property
+    def _progress(self) -> str:
+        return " ".join(self.link.message.split()) if self.link.is_attached else _WAITING
 
     @property
     def num_requests(self) -> int:

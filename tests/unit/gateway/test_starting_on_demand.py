@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.contract.models import LoadState
 from blockyard.contract.scheduling import Failure, Progress
 from blockyard.errors import BlockyardError, Reason
 from gateway.generation import GenerationService
 from gateway.live.live_requests import LiveRequests
 from gateway.request import GenerationRequest, ResumeRequest
-from gateway.served_model import LoadState, ServedModel
 from tests.unit.gateway.core import FACTS, HandLink
 from tests.unit.gateway.harness import demo_tokenizer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gateway.live.reader import Reader
+    from gateway.served_model import ServedModel
 
 
 class Gateway:
