@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.security.authentication import CertificateGate, Gate, KeyGate
 from blockyard.security.exposure import is_loopback
 from blockyard.security.keys import KeyRing, KeyRole
@@ -53,14 +54,14 @@ class Access:
             )
 
 
-def make_access(settings: SecuritySettings) -> Access:
+def make_access(settings: SecuritySettings, clock: Clock = SYSTEM) -> Access:
     """Reads the files that the settings name; raises CertificateError or KeyFileError."""
-    ring = KeyRing(settings.api_keys_file) if settings.api_keys_file else None
+    ring = KeyRing(settings.api_keys_file, clock.monotonic) if settings.api_keys_file else None
     files = _certificate_files(settings)
     api: Gate | None = None
     admin: Gate | None = None
     if ring is not None:
-        api, admin = KeyGate(ring, KeyRole.USER), KeyGate(ring, KeyRole.ADMIN)
+        api, admin = KeyGate(ring, KeyRole.USER, clock.time), KeyGate(ring, KeyRole.ADMIN, clock.time)
     elif files is not None and files.verifies:
         names = frozenset(name.strip() for name in settings.tls_admin_names.split(",") if name.strip())
         api, admin = CertificateGate(), CertificateGate(names)

@@ -6,12 +6,13 @@ Chooses the model of a request. Knows neither protobuf messages nor HTTP: the fr
 from __future__ import annotations
 
 import asyncio
-import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.errors import BlockyardError, Reason, invalid, is_unknown_request, quote
 from gateway.codec import state as state_codec
+from gateway.grammars.checking import GrammarChecks
 from gateway.live.continuation import NOWHERE, check_positions
 from gateway.live.live_requests import Admission, LiveRequests
 from gateway.live.scheduler_link import Cancelled, SchedulerLink
@@ -47,9 +48,19 @@ class GenerationService:
 
     Args:
         max_requests: the most requests at the same time, of all models; 0: no limit.
+        clock: gives the fronts the time, and draws the ids of requests without one.
+        make_checks: makes what checks a model's grammars.
     """
 
-    def __init__(self, *, max_requests: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        max_requests: int = 0,
+        clock: Clock = SYSTEM,
+        make_checks: Callable[[], GrammarChecks] = GrammarChecks,
+    ) -> None:
+        self.clock = clock
+        self._make_checks = make_checks
         self._models: list[ServedModel] = []
         self._names: list[str] = []
         self._encoding = Encoding()
@@ -88,6 +99,8 @@ class GenerationService:
             starts_on_demand=starts_on_demand,
             max_wait_seconds=max_wait_seconds,
             shares_prefixes=shares_prefixes,
+            clock=self.clock,
+            make_checks=self._make_checks,
         )
         self._models.append(model)
         self._names.append(name)
@@ -165,7 +178,7 @@ class GenerationService:
         requests; NO_READY_WORKER if the model's facts are not known yet. Later, if there is no scheduler or worker, the
         request waits up to the configured limit.
         """
-        request = request if request.request_id else replace(request, request_id=f"gen-{secrets.token_hex(12)}")
+        request = request if request.request_id else replace(request, request_id=f"gen-{self.clock.token_hex(12)}")
         model, state = await self._begin(request, positions)
         return model.live.read(state, positions, replay=replay)
 

@@ -12,7 +12,7 @@ from blockyard.contract.events import Accepted
 from blockyard.contract.request import OnDisconnect
 from blockyard.errors import BlockyardError, invalid
 from gateway.codec import state as state_codec
-from gateway.grammars.checking import GrammarChecks, wrong_format
+from gateway.grammars.checking import wrong_format
 from gateway.live.answer import AnswerRules, PromptAnswer, SequenceAnswer
 from gateway.live.request_state import Origin, RequestState
 from gateway.request import derive_cache_salt, wire_id
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from blockyard.contract.scheduling import Adapter, ModelFacts, Submission
     from blockyard.errors import Violation
+    from gateway.grammars.checking import GrammarChecks
     from gateway.observe.request_log import RequestLog
     from gateway.request import GenerationRequest
     from gateway.text.adapter_tokenizers import AdapterTokenizers
@@ -74,6 +75,7 @@ class Preparation:
         clamps_max_tokens: whether a max_tokens that exceeds the room after the prompt is reduced instead of refused.
         served: the names of all models of the gateway.
         shares_prefixes: whether tenants find each other's prefixes in the prefix cache.
+        grammars: checks the grammars; closed by `close`.
     """
 
     def __init__(
@@ -86,10 +88,11 @@ class Preparation:
         clamps_max_tokens: bool = False,
         served: Sequence[str] = (),
         shares_prefixes: bool = False,
+        grammars: GrammarChecks,
     ) -> None:
         self._tokenizers = tokenizers
         self._encoding = encoding
-        self._grammars = GrammarChecks()
+        self._grammars = grammars
         self._model_name = model_name
         self._seed = seed
         self._clamps_max_tokens = clamps_max_tokens

@@ -10,9 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.models import LoadState, Model
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.codec import state as state_codec
+from gateway.grammars.checking import GrammarChecks
 from gateway.live.continuation import check_ends, check_positions, make_records
 from gateway.live.outstanding import RETRY_SECONDS
 from gateway.observe.request_log import take_over_request_log
@@ -22,7 +24,7 @@ from gateway.text.adapter_tokenizers import AdapterTokenizers, require_vocabular
 from gateway.validation import length_limit, unknown_model
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from blockyard.contract.request import Position
@@ -62,6 +64,8 @@ class ServedModel:
         starts_on_demand: whether waiting requests start a scheduler or a worker; the model is ready without them.
         max_wait_seconds: the time for which requests wait for the facts of a model that starts on demand.
         shares_prefixes: whether tenants find each other's prefixes in the prefix cache.
+        clock: draws the ids of pooling calls without one.
+        make_checks: makes what checks the grammars of requests.
     """
 
     def __init__(
@@ -81,6 +85,8 @@ class ServedModel:
         starts_on_demand: bool = False,
         max_wait_seconds: float = 300.0,
         shares_prefixes: bool = False,
+        clock: Clock = SYSTEM,
+        make_checks: Callable[[], GrammarChecks] = GrammarChecks,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -102,6 +108,7 @@ class ServedModel:
             clamps_max_tokens=clamps_max_tokens,
             served=served,
             shares_prefixes=shares_prefixes,
+            grammars=make_checks(),
         )
         self.pooling = PoolingService(
             tokenizer,
@@ -113,6 +120,7 @@ class ServedModel:
             resolve_model=self.resolve,
             read_rule=read_rule,
             shares_prefixes=shares_prefixes,
+            clock=clock,
         )
 
     def close(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockyard.addresses import join_address
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
+from blockyard.clock import SYSTEM, Clock
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_files import resolve_model, served_name
 from blockyard.security.exposure import check_admin
@@ -22,6 +22,7 @@ from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import SettingsError, load_each
 from blockyard.telemetry import EventLogger
+from blockyard.transport import GRPC, Transport
 from gateway.access import make_access
 from gateway.config import OF_MODEL, GatewayConfiguration, split_models
 from gateway.fronts.admin_http.app import make_admin_app
@@ -34,6 +35,7 @@ from gateway.fronts.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from gateway.fronts.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
 from gateway.fronts.page.routes import StatusBoard, add_page
 from gateway.generation import GenerationService
+from gateway.grammars.checking import GrammarChecks
 from gateway.live.live_requests import LiveRequests
 from gateway.live.scheduler_link import SchedulerLink
 from gateway.observe.gen_ai_metrics import GenAiMetrics, is_opted_in
@@ -44,7 +46,7 @@ from gateway.pooling.model import read_model_rule
 from gateway.text.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import grpc.aio
 
@@ -63,6 +65,10 @@ class Server:
     Args:
         configuration: the settings, and the first model's.
         others: the settings of further models; their other settings are not read.
+        clock: gives the time, and draws ids and delays.
+        transport: makes the gRPC servers, and opens the channels to schedulers.
+        make_front: makes the servers of HTTP.
+        make_checks: makes what checks a model's grammars.
 
     Attributes:
         generation: the core that all fronts use.
@@ -71,7 +77,15 @@ class Server:
         monitoring: the servers for health and metrics on other ports.
     """
 
-    def __init__(self, configuration: GatewayConfiguration, *others: GatewayConfiguration) -> None:
+    def __init__(
+        self,
+        configuration: GatewayConfiguration,
+        *others: GatewayConfiguration,
+        clock: Clock = SYSTEM,
+        transport: Transport = GRPC,
+        make_front: Callable[..., HttpFront] = HttpFront,
+        make_checks: Callable[[], GrammarChecks] = GrammarChecks,
+    ) -> None:
         """Reads all files; raises BlockyardError MODEL_NOT_LOADED, CertificateError, KeyFileError or SettingsError."""
         models = [configuration, *others]
         _check_models(models)
@@ -79,11 +93,14 @@ class Server:
         self._service = configuration.service
         self.grpc_port = self.http_port = self.admin_port = 0
         check_admin(configuration.public, configuration.security)
-        self._access = make_access(configuration.security)
+        self._access = make_access(configuration.security, clock)
+        self._transport = transport
         identity = InternalIdentity(configuration.internal)
-        gateway_id = secrets.token_hex(8)
-        self.metrics = GatewayMetrics()
-        self.generation = GenerationService(max_requests=configuration.service.max_requests)
+        gateway_id = clock.token_hex(8)
+        self.metrics = GatewayMetrics(clock.monotonic)
+        self.generation = GenerationService(
+            max_requests=configuration.service.max_requests, clock=clock, make_checks=make_checks
+        )
         for each in models:
             self._add_model(each, gateway_id, identity)
         # Do not capture `self`: a server that cannot start would be kept alive until the interpreter ends.
@@ -96,7 +113,8 @@ class Server:
             models=generation.models,
             num_waiting=lambda: {(model.name,): model.num_waiting_here for model in generation.served_models},
         )
-        self._readings = SchedulerReadings({model.name: model.link for model in generation.served_models})
+        links = {model.name: model.link for model in generation.served_models}
+        self._readings = SchedulerReadings(links, clock.monotonic)
         self.metrics.watch_schedulers(self._readings)
         if configuration.service.vllm_metric_names:
             add_vllm_names(self.metrics, self._readings, model_name(configuration))
@@ -104,17 +122,17 @@ class Server:
             names = [model.name for model in generation.served_models]
             self.metrics.gen_ai = GenAiMetrics(self.metrics.registry, names)
         certificates = {"public": self._access.files, "internal": identity.files}
-        self.monitoring = Monitoring(self.metrics.registry, certificates, self.generation.is_ready)
+        self.monitoring = Monitoring(self.metrics.registry, certificates, self.generation.is_ready, clock=clock)
         administration = AdminServicer(
             self.generation, gateway_id=gateway_id, shows_prompt_text=configuration.service.show_prompt_text
         )
         self._servers = self._make_servers(administration)
         app = make_http_app(self.generation)
         if configuration.public.enable_page:
-            add_page(app, StatusBoard(administration.status))
+            add_page(app, StatusBoard(administration.status, clock.monotonic))
         add_metrics(app, self.metrics)
-        self._admin_http = HttpFront(make_admin_app(administration), replace(self._access, api=self._access.admin))
-        self._http = HttpFront(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
+        self._admin_http = make_front(make_admin_app(administration), replace(self._access, api=self._access.admin))
+        self._http = make_front(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
 
     def _add_model(self, configuration: GatewayConfiguration, gateway_id: str, identity: InternalIdentity) -> None:
         """Adds a model with its tokenizer and a link to its scheduler; raises BlockyardError MODEL_NOT_LOADED."""
@@ -129,6 +147,8 @@ class Server:
             peer=identity.peer("scheduler"),
             model_name=model_name(configuration),
             starts_on_demand=service.starts_on_demand,
+            clock=self.generation.clock,
+            transport=self._transport,
         )
         live = LiveRequests(
             link,
@@ -171,6 +191,7 @@ class Server:
             gate=gate,
             interceptors=[CallCounter(self.metrics.registry.grpc_calls, self.metrics.on_grpc_error)],
             max_connections=self._access.max_connections,
+            transport=self._transport,
         )
         self.monitoring.add_health(server)
         return server

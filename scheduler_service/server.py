@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from blockyard.addresses import host_of, join_address, with_port
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
+from blockyard.clock import SYSTEM, Clock
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.interceptors import CallCounter
 from blockyard.service.process import Monitoring, run_process, tune_collector
@@ -15,6 +16,7 @@ from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import SettingsError, load
 from blockyard.telemetry import EventLogger
+from blockyard.transport import GRPC, Transport
 from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replicas.epoch_failure import Unusable
@@ -35,21 +37,23 @@ STOP_SECONDS = 2.0
 class Server:
     """The scheduler's process. `start` raises PortTaken; afterwards `address` is where it listens."""
 
-    def __init__(self, configuration: SchedulerConfiguration) -> None:
+    def __init__(
+        self, configuration: SchedulerConfiguration, clock: Clock = SYSTEM, transport: Transport = GRPC
+    ) -> None:
         self.address = ""
         self.error: BaseException | None = None
         self._settings = configuration.service
-        self.service = SchedulerService(configuration)
+        self.service = SchedulerService(configuration, clock, transport)
         certificates = {"internal": self.service.identity.files}
-        self.monitoring = Monitoring(self.service.metrics.registry, certificates, self._is_ready)
-        self._server = self._make_server()
+        self.monitoring = Monitoring(self.service.metrics.registry, certificates, self._is_ready, clock=clock)
+        self._server = self._make_server(transport)
         self._running: asyncio.Task[None] | None = None
 
-    def _make_server(self) -> grpc.aio.Server:
+    def _make_server(self, transport: Transport) -> grpc.aio.Server:
         gate = self.service.identity.gate("gateway")
         counter = CallCounter(self.service.metrics.registry.grpc_calls)
         names = [SERVICE_NAME, ADMIN_SERVICE_NAME]
-        server = make_server(INTERNAL_MESSAGE_BYTES, names, gate=gate, interceptors=[counter])
+        server = make_server(INTERNAL_MESSAGE_BYTES, names, gate=gate, interceptors=[counter], transport=transport)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerServicer(self.service), server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.service), server)
         self.monitoring.add_health(server)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.errors import BlockyardError
 from blockyard.security.identity import InternalIdentity
 from blockyard.telemetry import EventLogger
+from blockyard.transport import GRPC, Transport
 from scheduler_service.core.queues.backlog import Backlog
 from scheduler_service.core.queues.overload import Limits
 from scheduler_service.metrics import SchedulerMetrics
@@ -24,8 +25,6 @@ from scheduler_service.requests.loras import Loras
 from scheduler_service.requests.registry import RequestRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from blockyard.contract.workers import Placement
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.values import SchedulerStats
@@ -36,22 +35,28 @@ log = EventLogger(__name__)
 class SchedulerService:
     """All parts except the server. Ended by `close` and by cancelling `run`."""
 
-    def __init__(self, configuration: SchedulerConfiguration, clock: Callable[[], float] = time.monotonic) -> None:
-        """Reads the certificates; raises CertificateError, and SettingsError for workers that make no replica."""
+    def __init__(
+        self, configuration: SchedulerConfiguration, clock: Clock = SYSTEM, transport: Transport = GRPC
+    ) -> None:
+        """Reads the certificates; raises CertificateError, and SettingsError for workers that make no replica.
+
+        `transport`: opens the channels to the workers.
+        """
         self.identity = InternalIdentity(configuration.internal)
         service = configuration.service
         limits = Limits(service.max_waiting_requests, service.max_waiting_tokens, service.max_tenant_requests)
         self._configuration = configuration
-        self._clock = clock
-        self._started_at = clock()
-        self.requests = RequestRegistry(configuration.resume.resume_window_seconds)
+        self._clock = now = clock.monotonic
+        self._transport = transport
+        self._started_at = now()
+        self.requests = RequestRegistry(configuration.resume.resume_window_seconds, now)
         order = configuration.scheduler
         self.backlog = Backlog(order.policy, order.aging_seconds, limits)
         self.metrics = SchedulerMetrics()
-        self.dispatcher = Dispatcher(self.requests, self.backlog, self.metrics, clock)
-        self.loras = Loras(configuration.lora, self.requests, self.dispatcher)
-        self.admission = Admission(configuration, self.requests, self.backlog, self.dispatcher, self.metrics, clock)
-        self.operations = Operations(self.dispatcher, self.requests)
+        self.dispatcher = Dispatcher(self.requests, self.backlog, self.metrics, now)
+        self.loras = Loras(configuration.lora, self.requests, self.dispatcher, clock)
+        self.admission = Admission(configuration, self.requests, self.backlog, self.dispatcher, self.metrics, now)
+        self.operations = Operations(self.dispatcher, self.requests, clock)
         self.metrics.watch(
             self.engines,
             self.backlog,
@@ -109,7 +114,7 @@ class SchedulerService:
         self.requests.spans.close()
 
     def _make_link(self, address: str) -> WorkerLink:
-        return WorkerLink(address, self.identity.peer("worker"))
+        return WorkerLink(address, self.identity.peer("worker"), self._transport)
 
     async def _find_placement(self, address: str) -> Placement | None:
         link = self._make_link(address)

@@ -9,6 +9,7 @@ import grpc.aio
 
 from blockyard.errors import from_rpc_error
 from blockyard.service.servers import internal_channel
+from blockyard.transport import GRPC, Transport
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ SET_SECONDS = 10.0
 class RendezvousLink:
     """See `worker_service.groups.rendezvous.RendezvousPoint`. `close` it after use."""
 
-    def __init__(self, address: str, peer: Peer | None, epoch: int, secret: bytes) -> None:
+    def __init__(self, address: str, peer: Peer | None, epoch: int, secret: bytes, transport: Transport = GRPC) -> None:
         """`peer`: the identities of rank 0 and of this worker, for TLS; None: plaintext, without identities."""
-        self._channel = internal_channel(address, peer)
+        self._channel = internal_channel(address, peer, transport)
         self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._epoch = epoch
         self._secret = secret

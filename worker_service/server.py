@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.addresses import host_of, with_port
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.workers import GroupRequest, Placement, WorkerState
 from blockyard.security.identity import InternalIdentity
 from blockyard.service.interceptors import CallCounter
@@ -18,21 +19,24 @@ from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
+from blockyard.transport import GRPC, Transport
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from blockyard_kernels.select import KernelChoice
 from worker_service.device.device import AllowedDevice
+from worker_service.device.thread import DeviceThread
 from worker_service.groups.joining import GroupSettings
 from worker_service.groups.membership import Membership
 from worker_service.operations.extensions import WorkerView, load_extensions
 from worker_service.operations.operations import WorkerOperations
 from worker_service.rendezvous_link import RendezvousLink
 from worker_service.servicer import WorkerServicer
-from worker_service.set_up import LoaderOptions
+from worker_service.set_up import STAGES, LoaderOptions, Stages
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from worker_service.config import WorkerConfiguration
-    from worker_service.device.thread import DeviceThread
 
 log = EventLogger(__name__)
 
@@ -56,10 +60,21 @@ END_SECONDS = 4.0
 class Server:
     """The worker's process. `start` raises PortTaken; `address` is where it listens then."""
 
-    def __init__(self, configuration: WorkerConfiguration) -> None:
-        """Imports the extensions; raises SettingsError for one that cannot be."""
+    def __init__(
+        self,
+        configuration: WorkerConfiguration,
+        clock: Clock = SYSTEM,
+        transport: Transport = GRPC,
+        make_thread: Callable[[int], DeviceThread] = DeviceThread,
+        stages: Stages = STAGES,
+    ) -> None:
+        """Imports the extensions; raises SettingsError for one that cannot be.
+
+        `make_thread`: makes the device thread. `stages`: set the worker up in it.
+        """
         self._settings = configuration.worker
         self._identity = InternalIdentity(configuration.internal)
+        self._clock, self._transport = clock, transport
         self.address = self._settings.worker_address
         self.stopping = asyncio.Event()
         self.worker = Worker(
@@ -79,6 +94,9 @@ class Server:
             lora_root=Path(self._settings.worker_lora_root) if self._settings.worker_lora_root else None,
             model_root=Path(self._settings.worker_model_root) if self._settings.worker_model_root else None,
             make_membership=self._make_membership,
+            clock=clock,
+            make_thread=make_thread,
+            stages=stages,
         )
         extensions = load_extensions(self._settings.worker_extension, WorkerView(self.worker))
         self.operations = WorkerOperations(self.worker, extensions)
@@ -89,21 +107,22 @@ class Server:
                 "scheduler", {**dict.fromkeys(RENDEZVOUS_METHODS, "worker"), UPDATE_METHOD: "trainer"}
             ),
             interceptors=[CallCounter(self.worker.metrics.registry.grpc_calls)],
+            transport=transport,
         )
         certificates = {"internal": self._identity.files}
         self.monitoring = Monitoring(
-            self.worker.metrics.registry, certificates, self._is_ready, {"loaded": self._is_loaded}
+            self.worker.metrics.registry, certificates, self._is_ready, {"loaded": self._is_loaded}, clock
         )
 
     def _make_membership(self, thread: DeviceThread, incarnation: str) -> Membership:
         settings = self._settings
         group = GroupSettings(settings.collectives, settings.worker_group_host, settings.allow_insecure_group)
-        return Membership(thread, incarnation, group, self._connect)
+        return Membership(thread, incarnation, group, self._connect, clock=self._clock)
 
     def _connect(self, request: GroupRequest) -> RendezvousLink:
         """Opens a rank's way to its group's meeting point."""
         peer = self._identity.peer("worker")
-        return RendezvousLink(request.rendezvous_address, peer, request.epoch, request.secret)
+        return RendezvousLink(request.rendezvous_address, peer, request.epoch, request.secret, self._transport)
 
     def _is_ready(self) -> bool:
         """Returns whether a scheduler may use the worker; a worker without a model is ready, too."""

@@ -9,6 +9,7 @@ Defines the limits of requests to set up. Knows neither the event loop nor messa
 from __future__ import annotations
 
 import gc
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.gathering import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
+from worker_service.grammars.matchers import make_grammars
 from worker_service.lora.slots import AdapterSlots
 from worker_service.models.determinism import determinism_id
 from worker_service.models.loader import RunnableModel, load_model
@@ -243,11 +245,16 @@ def check_memory(executor: StepExecutor, plan: AvailableBlocks | None) -> None:
 
 
 def make_executor(
-    set_up: SetUp, request: CachePlan, *, may_choose_threads: bool, ranks: RankSteps | None = None
+    set_up: SetUp,
+    request: CachePlan,
+    *,
+    may_choose_threads: bool,
+    ranks: RankSteps | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[StepExecutor, CacheInfo]:
     """Allocates the pools, tests whether results depend on the batch, and warms up; raises BlockyardError NEVER_FITS.
 
-    `ranks`: the steps of this rank; None for a replica with one worker.
+    `ranks`: the steps of this rank; None for a replica with one worker. `clock`: times the steps.
     """
     assert set_up.loaded is not None
     loaded, loras = set_up.loaded, set_up.loras
@@ -277,7 +284,7 @@ def make_executor(
         log.info("threads chosen", num_threads=num_threads)
     lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
     limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, *lengths)
-    executor = StepExecutor(InputBatch(limits, set_up.grammars), cache, runner, ranks, fingerprint)
+    executor = StepExecutor(InputBatch(limits, set_up.grammars), cache, runner, ranks, fingerprint, clock)
     # The objects that exist now live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
@@ -356,3 +363,17 @@ def wrong_block_ids(field: str, block_ids: Sequence[int], num_blocks: int) -> It
     """Yields a fault for each id beyond a pool of `num_blocks`."""
     if any(block_id >= num_blocks for block_id in block_ids):
         yield Violation(field, f"blocks must be below {num_blocks}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The functions that set a worker up. All but `make_grammars` run in the device thread."""
+
+    choose: Callable[..., DeviceChoice] = make_choice
+    load: Callable[[DeviceChoice, ModelSource, LoadOptions, Callable[[int, int], None]], RunnableModel] = load
+    make_grammars: Callable[[RunnableModel], Grammars | None] = make_grammars
+    count_blocks: Callable[..., AvailableBlocks] = count_blocks
+    build_executor: Callable[..., tuple[StepExecutor, CacheInfo]] = make_executor
+
+
+STAGES = Stages()

@@ -6,13 +6,13 @@ Lives in the event loop and never computes in it. Knows no messages.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.capacity.adapters import wrong_limits
 from blockyard.capacity.limits import wrong_profile_request
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.models import Task
 from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.contract.workers import NO_LORAS, WorkerState
@@ -22,22 +22,19 @@ from blockyard.telemetry import EventLogger
 from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_device
 from worker_service.device.thread import DeviceThread
-from worker_service.grammars.matchers import make_grammars
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.lora.store import LoraStore, make_loras
 from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions, Profiler, choose_options
 from worker_service.set_up import (
     AUTO,
+    STAGES,
     LoaderOptions,
     LoadOptions,
     ModelSource,
     SetUp,
+    Stages,
     check_memory,
-    count_blocks,
-    load,
-    make_choice,
-    make_executor,
     wrong_block_ids,
     wrong_cache_request,
 )
@@ -130,24 +127,30 @@ class Worker:
         model_root: Path | None = None,
         lora_root: Path | None = None,
         make_membership: Callable[[DeviceThread, str], Membership] = Membership,
+        clock: Clock = SYSTEM,
+        make_thread: Callable[[int], DeviceThread] = DeviceThread,
+        stages: Stages = STAGES,
     ) -> None:
         """`model_root`, `lora_root`: see `Residency`, `Adapters`.
 
-        `make_membership` is given the device thread and the incarnation.
+        `make_membership` is given the device thread and the incarnation, `make_thread` the number of threads with which
+        to compute.
         """
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = clock.token_hex(8)
         self.set_up = SetUp()
         self.is_draining = False
         self.metrics = WorkerMetrics()
         self._allowed_device = allowed_device
         self._load_options = load_options
         self._debug = debug
+        self._clock = clock
+        self._stages = stages
         self.residency = Residency(self, model_root)
         self.adapters = Adapters(self, lora_root)
         self._may_choose_threads = num_threads == 0
-        self._thread = DeviceThread(memory.compute_threads(num_threads))
+        self._thread = make_thread(memory.compute_threads(num_threads))
         self.membership = make_membership(self._thread, self.incarnation)
-        self._streams = StepStreams(self._thread, self.metrics.on_step, self.membership.on_epoch)
+        self._streams = StepStreams(self._thread, self.metrics.on_step, self.membership.on_epoch, clock.perf_counter)
         self._profiler = Profiler(self._thread)
         self._operation = ""
         self.metrics.watch(
@@ -222,7 +225,9 @@ class Worker:
         """Chooses the device; raises BlockyardError where it is missing or cannot compute in `dtype`."""
         with self.lifecycle("InitDevice", WorkerState.CREATED):
             _refuse(wrong_parallel(parallel))
-            choice = await self._thread.run(lambda: make_choice(device_type, dtype, self._allowed_device, parallel))
+            choice = await self._thread.run(
+                lambda: self._stages.choose(device_type, dtype, self._allowed_device, parallel)
+            )
             self.set_up = SetUp(configuration_digest, choice)
             log.info("device chosen", device=self.device_name)
 
@@ -265,9 +270,9 @@ class Worker:
             how = LoadOptions(quantization, load_format, self._load_options, task)
             if lora_limits != NO_LORAS:
                 _refuse(wrong_limits(lora_limits))
-            loaded = await self._thread.run(lambda: load(choice, source, how, on_progress))
+            loaded = await self._thread.run(lambda: self._stages.load(choice, source, how, on_progress))
             loras = await self._thread.run(lambda: make_loras(loaded, lora_limits, self.adapters.root))
-            grammars = await asyncio.to_thread(make_grammars, loaded)
+            grammars = await asyncio.to_thread(self._stages.make_grammars, loaded)
             self.set_up = replace(self.set_up, loaded=loaded, source=source, loras=loras, grammars=grammars)
             self.metrics.on_load(loras)
             return loaded
@@ -277,7 +282,7 @@ class Worker:
         with self.lifecycle("DetermineNumAvailableBlocks", WorkerState.LOADED):
             _refuse(wrong_profile_request(request))
             loaded, choice = self._loaded(), self._choice()
-            plan = await self._thread.run(lambda: count_blocks(loaded, choice, request, self.set_up.loras))
+            plan = await self._thread.run(lambda: self._stages.count_blocks(loaded, choice, request, self.set_up.loras))
             self.set_up = replace(self.set_up, plan=plan)
             log.info(
                 "blocks counted",
@@ -296,7 +301,9 @@ class Worker:
             ranks = RankSteps(parallel, self.membership.find) if parallel.world_size > 1 else None
             set_up, chooses = self.set_up, self._may_choose_threads
             executor, cache = await self._thread.run(
-                lambda: make_executor(set_up, request, may_choose_threads=chooses, ranks=ranks)
+                lambda: self._stages.build_executor(
+                    set_up, request, may_choose_threads=chooses, ranks=ranks, clock=self._clock.perf_counter
+                )
             )
             await self._thread.run(lambda: check_memory(executor, self.set_up.plan))
             self.set_up = replace(self.set_up, executor=executor, cache=cache)

@@ -11,9 +11,11 @@ import grpc.aio
 
 from blockyard.client.targets import Metadata, call_metadata, client_channel_options
 from blockyard.security.tls import CertificateError
+from blockyard.transport import GRPC
 
 if TYPE_CHECKING:
     from blockyard.channels import Options
+    from blockyard.transport import Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,10 @@ class ClientTls:
 class ClientAccess:
     """A client's credentials, and the channels that carry them. By default no credentials and no TLS."""
 
-    def __init__(self, tenant: str = "", api_key: str = "", tls: ClientTls | bool = False) -> None:
-        """Reads the files of `tls`; True: TLS with gRPC's default authorities.
+    def __init__(
+        self, tenant: str = "", api_key: str = "", tls: ClientTls | bool = False, transport: Transport = GRPC
+    ) -> None:
+        """Reads the files of `tls`; True: TLS with gRPC's default authorities. `transport`: opens aio channels.
 
         Raises CertificateError, and BlockyardError (FIELD_INVALID) for a malformed tenant or key.
         """
@@ -44,6 +48,7 @@ class ClientAccess:
         chosen = ClientTls() if tls is True else tls or None
         self._server_name = chosen.server_name if chosen else ""
         self._credentials = _credentials(chosen) if chosen else None
+        self._transport = transport
 
     def make_channel(self, target: str) -> grpc.Channel:
         if self._credentials is None:
@@ -51,9 +56,7 @@ class ClientAccess:
         return grpc.secure_channel(target, self._credentials, self._options(target))
 
     def make_aio_channel(self, target: str) -> grpc.aio.Channel:
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(target, self._options(target))
-        return grpc.aio.secure_channel(target, self._credentials, self._options(target))
+        return self._transport.channel(target, self._options(target), self._credentials)
 
     def _options(self, target: str) -> Options:
         named = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []

@@ -28,11 +28,13 @@ from blockyard.client.targets import (
     Targets,
     make_never_ready_error,
 )
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.codec.models import MODEL
 from blockyard.contract.events import Delta, Event
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.tracing.spans import active_trace_metadata
+from blockyard.transport import GRPC, Transport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -233,11 +235,16 @@ class AsyncClient(AsyncPoolingCalls):
         tenant: str = "",
         api_key: str = "",
         tls: ClientTls | bool = False,
+        clock: Clock = SYSTEM,
+        transport: Transport = GRPC,
     ) -> None:
+        """`clock`: gives the time and draws ids and delays. `transport`: opens the channels."""
         self._targets = Targets(target)
         self._retry = retry or RetryPolicy()
-        self._connections = AsyncConnections(self._targets, ClientAccess(tenant, api_key, tls))
-        self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
+        self._clock = clock
+        self._connections = AsyncConnections(self._targets, ClientAccess(tenant, api_key, tls, transport))
+        # In the order in which they were opened.
+        self._streams: weakref.WeakKeyDictionary[AsyncStream, None] = weakref.WeakKeyDictionary()
 
     @property
     def target(self) -> str:
@@ -287,11 +294,11 @@ class AsyncClient(AsyncPoolingCalls):
         return self._open_stream(Resumption(None, self._make_attempts(timeout), request_id=request_id))
 
     def _make_attempts(self, timeout: float | None) -> Attempts:
-        return Attempts(self._retry, timeout, len(self._targets))
+        return Attempts(self._retry, timeout, len(self._targets), self._clock)
 
     def _open_stream(self, resumption: Resumption) -> AsyncStream:
         stream = AsyncStream(self._connections, resumption)
-        self._streams.add(stream)
+        self._streams[stream] = None
         return stream
 
     async def cancel(self, *request_ids: str, timeout: float | None = None) -> list[str]:
@@ -338,7 +345,7 @@ class AsyncClient(AsyncPoolingCalls):
 
     async def wait_until_ready(self, timeout: float | None = None) -> None:
         """Waits until a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) after `timeout` seconds."""
-        deadline = Deadline(timeout)
+        deadline = Deadline(timeout, self._clock)
         cause: BlockyardError | None = None
         while True:
             for target in self._targets:

@@ -5,9 +5,9 @@ Both clients read their streams through it. It does no I/O: the clients open the
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from blockyard.client.results import Choice, Completion
 from blockyard.client.retry import Attempts, may_pass
@@ -27,6 +27,9 @@ from blockyard.contract.events import (
 from blockyard.contract.request import Position
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from blockyard.clock import Clock
 
 
 @dataclass(slots=True)
@@ -133,7 +136,7 @@ class Resumption:
         spec: the request to start; it is sent so that it can be resumed, unless `on_disconnect` is ABORT. None: read a
             request that another client has started.
         request_id: the request's id if there is no spec.
-        attempts: the retry policy's state, and the deadline.
+        attempts: the retry policy's state, the deadline, and the clock that a new id is drawn from.
 
     Attributes:
         deadline: of all calls together.
@@ -146,7 +149,7 @@ class Resumption:
         self.is_kept = spec is None or spec.on_disconnect != inference_pb2.ON_DISCONNECT_ABORT
         self.num_resumes = 0
         self._hides_token_ids = spec is not None and self.is_kept and not spec.return_token_ids
-        self._spec = _resumable(spec) if spec is not None and self.is_kept else spec
+        self._spec = _resumable(spec, attempts.clock) if spec is not None and self.is_kept else spec
         self._request_id = request_id if self._spec is None else self._spec.request_id
         self._attempts = attempts
         self._builder = CompletionBuilder()
@@ -260,11 +263,11 @@ def _is_of_transport(error: BlockyardError) -> bool:
     return TRANSPORT_ORIGIN.items() <= error.metadata.items()
 
 
-def _resumable(spec: inference_pb2.GenerationSpec) -> inference_pb2.GenerationSpec:
+def _resumable(spec: inference_pb2.GenerationSpec, clock: Clock) -> inference_pb2.GenerationSpec:
     """Copies a request so that it can be resumed: kept on disconnect, with an id, and returning token ids."""
     kept = inference_pb2.GenerationSpec()
     kept.CopyFrom(spec)
     kept.on_disconnect = inference_pb2.ON_DISCONNECT_KEEP
-    kept.request_id = spec.request_id or uuid.uuid4().hex
+    kept.request_id = spec.request_id or clock.uuid_hex()
     kept.return_token_ids = True
     return kept

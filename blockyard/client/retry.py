@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
+
+from blockyard.clock import SYSTEM, Clock
 
 if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
@@ -33,12 +33,12 @@ class RetryPolicy:
     max_delay_seconds: float = 5.0
     resume_seconds: float = 60.0
 
-    def delay_seconds(self, error: BlockyardError, num_failures: int) -> float:
+    def delay_seconds(self, error: BlockyardError, num_failures: int, clock: Clock = SYSTEM) -> float:
         """Computes the seconds to wait after this failure, the `num_failures`-th in a row."""
         hint = error.retry_after_seconds
         doublings = min(num_failures - 1, _MAX_DOUBLINGS)
         delay = self.initial_delay_seconds * 2**doublings if hint is None else hint
-        return min(delay, self.max_delay_seconds) * random.uniform(1.0, 1.25)
+        return min(delay, self.max_delay_seconds) * clock.random.uniform(1.0, 1.25)
 
 
 def may_pass(error: BlockyardError) -> bool:
@@ -49,12 +49,13 @@ def may_pass(error: BlockyardError) -> bool:
 class Deadline:
     """The deadline of a caller's timeout."""
 
-    def __init__(self, timeout: float | None) -> None:
-        self._end = None if timeout is None else time.monotonic() + timeout
+    def __init__(self, timeout: float | None, clock: Clock = SYSTEM) -> None:
+        self._now = clock.monotonic
+        self._end = None if timeout is None else self._now() + timeout
 
     def remaining(self, at_most: float | None = None) -> float | None:
         """Returns the seconds left, at least 0 and at most `at_most`; None: no limit."""
-        left = None if self._end is None else max(0.0, self._end - time.monotonic())
+        left = None if self._end is None else max(0.0, self._end - self._now())
         return min((seconds for seconds in (left, at_most) if seconds is not None), default=None)
 
     def allows(self, delay_seconds: float) -> bool:
@@ -64,14 +65,18 @@ class Deadline:
 
 
 class Attempts:
-    """Counts the attempts of one call at `num_targets` gateways."""
+    """Counts the attempts of one call at `num_targets` gateways.
 
-    def __init__(self, policy: RetryPolicy, timeout: float | None, num_targets: int = 1) -> None:
+    `clock`: times the attempts, and draws what is random in their delays.
+    """
+
+    def __init__(self, policy: RetryPolicy, timeout: float | None, num_targets: int = 1, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self._policy = policy
         self._num_targets = num_targets
         self._num_failures = 0
         self._first_failure = 0.0
-        self.deadline = Deadline(timeout)
+        self.deadline = Deadline(timeout, clock)
 
     def on_progress(self) -> None:
         """Forgets earlier failures, since the call made progress."""
@@ -80,7 +85,7 @@ class Attempts:
     def delay_after(self, error: BlockyardError, *, has_begun: bool = False) -> float:
         """Counts a failure and returns the seconds to wait; raises the error if no attempt or time is left."""
         if self._num_failures == 0:
-            self._first_failure = time.monotonic()
+            self._first_failure = self.clock.monotonic()
         self._num_failures += 1
         num_attempts, num_tried = divmod(self._num_failures, self._num_targets)
         if num_tried:
@@ -88,10 +93,10 @@ class Attempts:
         elif num_attempts >= self._policy.max_attempts and not (has_begun and self._is_in_resume_window()):
             raise error
         else:
-            delay_seconds = self._policy.delay_seconds(error, num_attempts)
+            delay_seconds = self._policy.delay_seconds(error, num_attempts, self.clock)
         if not self.deadline.allows(delay_seconds):
             raise error
         return delay_seconds
 
     def _is_in_resume_window(self) -> bool:
-        return time.monotonic() - self._first_failure < self._policy.resume_seconds
+        return self.clock.monotonic() - self._first_failure < self._policy.resume_seconds

@@ -6,6 +6,8 @@ credentials from a call is up to `blockyard.service.interceptors` (gRPC) and the
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
 import time
 from collections import Counter
@@ -95,7 +97,7 @@ class Authenticator:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._num_refused = 0
-        self._logged_at = -REFUSALS_SECONDS
+        self._logged_at = -math.inf
 
     @staticmethod
     def is_open(path: str) -> bool:
@@ -117,9 +119,10 @@ class Authenticator:
     def _on_refusal(self, error: BlockyardError, path: str) -> None:
         """Logs refusals at most every REFUSALS_SECONDS, so that callers cannot flood the log."""
         self._num_refused += 1
-        if time.monotonic() - self._logged_at >= REFUSALS_SECONDS:
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at >= REFUSALS_SECONDS:
             log.warning("refused calls", num_calls=self._num_refused, last=path, reason=error.message)
-            self._logged_at, self._num_refused = time.monotonic(), 0
+            self._logged_at, self._num_refused = now, 0
 
 
 class KeyGate:

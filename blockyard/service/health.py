@@ -33,10 +33,16 @@ _NO_OTHERS: Probes = MappingProxyType({})
 class Heartbeat:
     """Detects whether an event loop still runs."""
 
-    def __init__(self, max_age_seconds: float = 5.0, interval_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        max_age_seconds: float = 5.0,
+        interval_seconds: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_age_seconds = max_age_seconds
         self._interval_seconds = interval_seconds
-        self._beat = time.monotonic()
+        self._clock = clock
+        self._beat = clock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -48,12 +54,12 @@ class Heartbeat:
         return len(asyncio.all_tasks(self._loop)) if self._loop else 0
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._beat = time.monotonic()
+        self._beat = self._clock()
         loop.call_later(self._interval_seconds, self._tick, loop)
 
     def is_alive(self) -> bool:
         """Returns whether the last heartbeat is recent enough. May be called from any thread."""
-        return time.monotonic() - self._beat < self._max_age_seconds
+        return self._clock() - self._beat < self._max_age_seconds
 
 
 def _make_probes(is_live: Callable[[], bool], is_ready: Callable[[], bool], others: Probes) -> Probes:

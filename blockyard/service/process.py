@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from blockyard.addresses import join_address
+from blockyard.clock import SYSTEM, Clock
 from blockyard.security.certificate_expiry import CertificateWatch
 from blockyard.security.tls import CertificateError, CertificateFiles
 from blockyard.service.health import HealthServer, Heartbeat, add_health
@@ -55,6 +56,7 @@ class Monitoring:
         certificates: certificate files by purpose; None values are skipped.
         is_ready: whether the service takes work.
         other_probes: further health service names.
+        clock: times the heartbeat and the certificates.
 
     Attributes:
         health_port, metrics_port: the ports in use after `start`; 0: not listening.
@@ -66,12 +68,13 @@ class Monitoring:
         certificates: Mapping[str, CertificateFiles | None],
         is_ready: Callable[[], bool],
         other_probes: Probes = MappingProxyType({}),
+        clock: Clock = SYSTEM,
     ) -> None:
         self.health_port = self.metrics_port = 0
         self._is_ready = is_ready
         self._other_probes = other_probes
-        self._heartbeat = Heartbeat()
-        self._certificates = CertificateWatch(certificates)
+        self._heartbeat = Heartbeat(clock=clock.monotonic)
+        self._certificates = CertificateWatch(certificates, clock.time)
         self._metrics = MetricsServer(registry)
         self._health: HealthServer | None = None
         registry.read(TASKS, self._heartbeat.num_tasks)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
-import grpc
-import grpc.aio
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
@@ -17,11 +15,16 @@ from blockyard.channels import INTERNAL_MESSAGE_BYTES, Options, channel_options
 from blockyard.security.authentication import Authenticator, Gate
 from blockyard.service import grpc_wakeups
 from blockyard.service.interceptors import AuthenticationInterceptor, ErrorInterceptor
+from blockyard.transport import GRPC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import grpc
+    import grpc.aio
+
     from blockyard.security.tls import Peer
+    from blockyard.transport import Transport
 
 MAX_PORT = 65535
 # Bytes of a call's metadata, names and values together; above twice as much the connection is closed.
@@ -61,7 +64,7 @@ def server_options(max_message_bytes: int) -> Options:
     ]
 
 
-def internal_channel(address: str, peer: Peer | None = None) -> grpc.aio.Channel:
+def internal_channel(address: str, peer: Peer | None = None, transport: Transport = GRPC) -> grpc.aio.Channel:
     """Opens a channel to another Blockyard service: `host:port`, or `unix:/path` on the same machine.
 
     `peer`: this service's certificate and the peer's expected name; None: without TLS or any check.
@@ -70,9 +73,9 @@ def internal_channel(address: str, peer: Peer | None = None) -> grpc.aio.Channel
     # Services start together, and those that are up wait for the others: reconnect quickly.
     options = channel_options(INTERNAL_MESSAGE_BYTES, keepalive_seconds=5.0, use_proxy=False, max_reconnect_seconds=0.2)
     if peer is None:
-        return grpc.aio.insecure_channel(address, options)
+        return transport.channel(address, options)
     options.append(("grpc.ssl_target_name_override", peer.name))
-    return grpc.aio.secure_channel(address, peer.credentials(), options)
+    return transport.channel(address, options, peer.credentials())
 
 
 class RenewedChannel:
@@ -81,11 +84,12 @@ class RenewedChannel:
     A channel keeps presenting the certificate that it was opened with.
     """
 
-    def __init__(self, address: str, peer: Peer | None = None) -> None:
+    def __init__(self, address: str, peer: Peer | None = None, transport: Transport = GRPC) -> None:
         self._address = address
         self._peer = peer
+        self._transport = transport
         self._version = self._find_version()
-        self._channel = internal_channel(address, peer)
+        self._channel = internal_channel(address, peer, transport)
 
     def _find_version(self) -> int:
         return self._peer.files.current().version if self._peer else 0
@@ -94,7 +98,7 @@ class RenewedChannel:
         """Returns the channel for the next call. Streams on an earlier channel go on there until they end."""
         if (version := self._find_version()) != self._version:
             self._version = version
-            self._channel = internal_channel(self._address, self._peer)
+            self._channel = internal_channel(self._address, self._peer, self._transport)
         return self._channel
 
     async def close(self) -> None:
@@ -159,6 +163,7 @@ def make_server(
     gate: Gate | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     max_connections: int = 0,
+    transport: Transport = GRPC,
 ) -> grpc.aio.Server:
     """Creates an aio server with options, error handling and reflection; the caller adds servicers and binds it.
 
@@ -168,12 +173,13 @@ def make_server(
         gate: decides who may call closed methods; None: everybody.
         interceptors: they see refused calls too, and errors in their original type.
         max_connections: concurrent connections; 0: no limit.
+        transport: makes the server.
     """
     grpc_wakeups.prepare()
     options = server_options(max_message_bytes)
     if max_connections:
         options.append(("grpc.max_allowed_incoming_connections", max_connections))
     guards = [AuthenticationInterceptor(Authenticator(gate))] if gate is not None else []
-    server = grpc.aio.server(options=options, interceptors=[ErrorInterceptor(), *interceptors, *guards])
+    server = transport.server(options, [ErrorInterceptor(), *interceptors, *guards])
     reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server

@@ -7,14 +7,13 @@ notified; after the next attach it sends its requests again, once the model's fa
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import grpc.aio
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.codec import scheduling as codec
 from blockyard.contract.codec.progress import decode_progress
 from blockyard.contract.scheduling import (
@@ -32,6 +31,7 @@ from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.roots import start_task
 from blockyard.service.servers import RenewedChannel, internal_channel
 from blockyard.telemetry import EventLogger
+from blockyard.transport import GRPC, Transport
 from gateway.codec.readings import decode_reading
 
 if TYPE_CHECKING:
@@ -170,18 +170,22 @@ class SchedulerLink(SchedulerReadiness):
         peer: Peer | None = None,
         model_name: str = "",
         starts_on_demand: bool = False,
+        clock: Clock = SYSTEM,
+        transport: Transport = GRPC,
     ) -> None:
         self.address = address
         self._model_name = model_name
         self._starts_on_demand = starts_on_demand
         self._peer = peer
+        self._clock = clock
+        self._transport = transport
         self._gateway_id = gateway_id
         super().__init__(model_digest, self._unreachable())
         self.loras: Mapping[str, Adapter] = {}
         self._outgoing: list[Outgoing] = []
         self._has_outgoing = asyncio.Event()
         self.is_attached = False
-        self._created_at = time.monotonic()
+        self._created_at = clock.monotonic()
         # Whether a scheduler was attached before, or its absence was logged. Losing it later logs another warning.
         self._has_warned = False
         self._changed = asyncio.Event()
@@ -200,7 +204,7 @@ class SchedulerLink(SchedulerReadiness):
     def start(self, on_progress: Callable[[Progress], None], on_lost: Callable[[], None]) -> None:
         """Connects. `on_lost`: called when the stream has broken: items that were sent on it will not be answered."""
         self._on_progress, self._on_lost = on_progress, on_lost
-        self._channel = RenewedChannel(self.address, self._peer)
+        self._channel = RenewedChannel(self.address, self._peer, self._transport)
         self._task = start_task(self._run(), "scheduler link")
 
     async def stop(self) -> None:
@@ -258,12 +262,12 @@ class SchedulerLink(SchedulerReadiness):
                 log.exception("the connection to the scheduler failed: a message could not be applied or sent")
             delay = FIRST_DELAY_SECONDS if was_attached else min(2 * delay, MAX_DELAY_SECONDS)
             # Random delays spread out gateways that lost one scheduler at the same time.
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            await asyncio.sleep(delay * self._clock.random.uniform(0.5, 1.0))
 
     async def _attach(self) -> bool:
         """Runs one stream to its end; returns whether the scheduler has sent a message on it."""
         # Open a new connection: a failed one waits before it retries, although the scheduler may already be back.
-        channel = internal_channel(self.address, self._peer)
+        channel = internal_channel(self.address, self._peer, self._transport)
         call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
         directions: list[asyncio.Task[None]] = []
         reason, has_stopped = self._unreachable(), False
@@ -320,7 +324,9 @@ class SchedulerLink(SchedulerReadiness):
             elif reason != _STOPPING:
                 log.warning("lost the scheduler", address=self.address, reason=reason)
             self._on_lost()
-        elif reason != _STOPPING and not self._has_warned and time.monotonic() - self._created_at >= START_SECONDS:
+        elif (
+            reason != _STOPPING and not self._has_warned and self._clock.monotonic() - self._created_at >= START_SECONDS
+        ):
             self._has_warned = True
             log.warning("no scheduler", reason=reason)
         self._changed.set()

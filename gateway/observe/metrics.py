@@ -174,12 +174,14 @@ class GatewayMetrics:
     """Holds the values of the metrics. Only the event loop writes them.
 
     Attributes:
+        clock: the clock of all requests, in seconds.
         registry: renders the metrics for scrapes.
         gen_ai: the metrics under OpenTelemetry's names; None: they are off.
         time_to_first_token, inter_token_latency, time_per_output_token, request_latency: histograms, in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.registry = registry = Registry("gateway", CATALOGUE)
         self.gen_ai: gen_ai_metrics.GenAiMetrics | None = None
         self.requests = registry.counter(REQUESTS)
@@ -244,7 +246,7 @@ class GatewayMetrics:
     def begin_request(
         self, num_prompt_tokens: int, arrived_at: float, request: MeasuredRequest = _PLAIN
     ) -> RequestMeter:
-        """Counts a request that begins here, and returns its meter. `arrived_at`: by time.monotonic()."""
+        """Counts a request that begins here, and returns its meter. `arrived_at`: by the clock."""
         self.requests.add()
         self.prompt_tokens.observe(num_prompt_tokens, trace_id=request.trace_id)
         return RequestMeter(self, arrived_at, request)
@@ -262,7 +264,7 @@ class RequestMeter:
 
     Args:
         metrics: the metrics to write to.
-        began_at: the request's arrival by time.monotonic(); None if another gateway served the request before.
+        began_at: the request's arrival by the metrics' clock; None if another gateway served the request before.
         request: what the metrics tell of the request.
     """
 
@@ -288,7 +290,7 @@ class RequestMeter:
     def on_first_token(self) -> None:
         """Measures the time to the first token. Idempotent."""
         if self._first_at is None:
-            self._first_at = time.monotonic()
+            self._first_at = self._metrics.clock()
             if self._began_at is not None:
                 seconds = self._first_at - self._began_at
                 self._metrics.time_to_first_token.observe(seconds, trace_id=self._request.trace_id)
@@ -301,7 +303,7 @@ class RequestMeter:
         num_new = num_tokens - self._num_read.get(index, 0)
         if num_new <= 0:
             return
-        metrics, now, before = self._metrics, time.monotonic(), self._read_at.get(index)
+        metrics, now, before = self._metrics, self._metrics.clock(), self._read_at.get(index)
         self._num_read[index] = num_tokens
         self._read_at[index] = now
         metrics.output_tokens.add(count=num_new)
@@ -311,7 +313,7 @@ class RequestMeter:
 
     def on_finished(self, lengths: Sequence[int], reasons: Sequence[FinishReason]) -> None:
         """Counts a complete answer. `lengths`: tokens of each sequence; `reasons`: why each sequence ended."""
-        metrics, now, trace_id = self._metrics, time.monotonic(), self._request.trace_id
+        metrics, now, trace_id = self._metrics, self._metrics.clock(), self._request.trace_id
         metrics.finished.add(WHOLE)
         metrics.answer_tokens.observe(sum(lengths), trace_id=trace_id)
         for reason in reasons:
@@ -337,7 +339,7 @@ class RequestMeter:
     def on_failed(self, reason: Reason) -> None:
         self._metrics.finished.add(str(reason))
         if self._began_at is not None:
-            seconds = time.monotonic() - self._began_at
+            seconds = self._metrics.clock() - self._began_at
             self._observe_gen_ai(gen_ai_metrics.REQUEST_DURATION, seconds, str(reason))
 
     def _observe_gen_ai(self, metric: Metric, seconds: float, error: str = "") -> None:

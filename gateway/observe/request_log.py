@@ -6,7 +6,6 @@ Measures a request's times at this gateway. Never logs the text of prompts or an
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +61,7 @@ class RequestLog:
         operation: the operation under OpenTelemetry's name; empty for a part, and if another gateway knows it.
 
     Attributes:
-        arrived_at: the request's arrival, by time.monotonic().
+        arrived_at: the request's arrival, by the event loop's time.
         first_token_at: the time at which the prompt and the first token were computed; None: not yet.
     """
 
@@ -95,7 +94,7 @@ class RequestLog:
         # The id is not validated yet, and may be long.
         self._request_id = request_id[:_MAX_NAME]
         self._method = current_call().method
-        self.arrived_at = time.monotonic()
+        self.arrived_at = asyncio.get_running_loop().time()
         self.first_token_at: float | None = None
         self._num_recoveries = 0
         self._recovery: Span | None = None
@@ -159,7 +158,7 @@ class RequestLog:
     def on_prefilled(self) -> None:
         """Records that the prompt and the first token are computed."""
         if self.first_token_at is None:
-            self.first_token_at = time.monotonic()
+            self.first_token_at = asyncio.get_running_loop().time()
             self._debug("first token", seconds=self._since_arrival(self.first_token_at))
             self.span.add_event("first token")
 
@@ -210,7 +209,7 @@ class RequestLog:
         return {
             **counts._asdict(),
             "first_token_seconds": self._since_arrival(self.first_token_at),
-            "seconds": self._since_arrival(time.monotonic()),
+            "seconds": self._since_arrival(asyncio.get_running_loop().time()),
             "num_recoveries": self._num_recoveries or None,
             "taken_over": self._is_taken_over or None,
         }

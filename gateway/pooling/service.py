@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from math import fsum
 from operator import mul
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.events import Usage
 from blockyard.contract.models import Task
 from blockyard.contract.pooling import (
@@ -55,6 +55,7 @@ class PoolingService:
         find_facts: returns the scheduler's facts of the model; raises BlockyardError NO_READY_WORKER.
         resolve_model: raises BlockyardError MODEL_NOT_FOUND for a name that is not served.
         read_rule: reads the rule in the model's files.
+        clock: draws the ids of calls without one.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class PoolingService:
         resolve_model: Callable[[str], None],
         read_rule: RuleReader,
         shares_prefixes: bool = False,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._encoding = encoding
         self._admission = admission
         self._model_name = model_name
+        self._clock = clock
         self._find_facts = find_facts
         self._resolve_model = resolve_model
         self._models = PooledModels(tokenizer, read_rule)
@@ -159,7 +162,8 @@ class PoolingService:
 
         Returns the model, the results of the parts, and the fields of `PoolingFacts`.
         """
-        options = options if options.request_id else replace(options, request_id=f"{operation}-{secrets.token_hex(12)}")
+        if not options.request_id:
+            options = replace(options, request_id=f"{operation}-{self._clock.token_hex(12)}")
         request_log = begin_request_log(options.tenant, options.request_id, self._model_name, operation)
         with request_log.beginning(), self._admission.beginning(is_new=True):
             self._resolve_model(options.model)

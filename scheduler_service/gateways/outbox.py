@@ -18,7 +18,7 @@ from blockyard.contract.scheduling import Acceptance, Failure, Progress
 from blockyard.errors import BlockyardError, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from blockyard.contract.sampling import PromptPiece
     from blockyard.contract.scheduling import Adapter, ModelFacts, Readiness, Recovery, Resumed, TokenUpdate
@@ -41,9 +41,10 @@ class GatewayOutbox:
     `request_ids`: the live requests that it reads, by the handles that it gave them.
     """
 
-    def __init__(self, owner: str, gateway_id: str = "") -> None:
+    def __init__(self, owner: str, gateway_id: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self.owner = owner
         self.gateway_id = gateway_id
+        self._clock = clock
         self.request_ids: dict[int, str] = {}
         self._pending: deque[Progress] = deque()
         self._sealed = True
@@ -118,7 +119,7 @@ class GatewayOutbox:
         self._open().weights += changes
 
     def put_update(self, update: TokenUpdate) -> None:
-        now = time.monotonic()
+        now = self._clock()
         may_wait = now - self._tokens_sent_at < MERGE_SECONDS and not (update.ended or update.prefilled)
         if not may_wait:
             self._tokens_sent_at = now

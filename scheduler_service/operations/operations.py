@@ -19,6 +19,7 @@ from scheduler_service.replicas.drain import Leaving
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterable
 
+    from blockyard.clock import Clock
     from scheduler_service.operations.operations_link import SaveProgress
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
@@ -54,7 +55,8 @@ class Awake(NamedTuple):
 class Operations:
     """One object for the scheduler's process."""
 
-    def __init__(self, dispatcher: Dispatcher, requests: RequestRegistry) -> None:
+    def __init__(self, dispatcher: Dispatcher, requests: RequestRegistry, clock: Clock) -> None:
+        self.clock = clock
         self._dispatcher = dispatcher
         self._requests = requests
         self._running: dict[Engine, str] = {}

@@ -6,7 +6,6 @@ Knows no messages.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,7 +87,7 @@ async def _update_one(operations: Operations, engine: Engine, wanted: Update, te
         await operations.leave(engine, wanted.mode, UPDATING)
         ranks = engine.replica.ranks
         if wanted.heads:
-            ticket = secrets.token_bytes(TICKET_BYTES)
+            ticket = operations.clock.token_bytes(TICKET_BYTES)
             orders = await each(
                 ranks, lambda rank: operations_link.begin_update(rank, source.version, wanted.heads, ticket)
             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING
@@ -255,7 +254,7 @@ class Rank:
     async def _load_model(self) -> LoadedModel:
         configuration = self._configuration
         model = model_source(configuration.model)
-        begin, reported_at, self.loaded_share = time.monotonic(), 0.0, 0.0
+        begin, reported_at, self.loaded_share = asyncio.get_running_loop().time(), 0.0, 0.0
         fields = {"worker_address": self.address, "model": model or "demo", "incarnation": self.incarnation}
         log.info("the worker loads the model", **fields)
         request = LoadRequest(
@@ -271,13 +270,13 @@ class Rank:
                 if isinstance(event, LoadedModel):
                     self.note(state=WorkerState.LOADED, model=event)
                     self.loaded_share = 1.0
-                    seconds = round(time.monotonic() - begin, 2)
+                    seconds = round(asyncio.get_running_loop().time() - begin, 2)
                     fields = {"worker_address": self.address, "architecture": event.architecture, "seconds": seconds}
                     log.info("the model is loaded", **fields)
                     span.set(architecture=event.architecture, parameter_bytes=event.parameter_bytes)
                     return event
                 self.start = StartProgress(StartPhase.LOAD_MODEL, event)
-                now = time.monotonic()
+                now = asyncio.get_running_loop().time()
                 if event.total_bytes and now - reported_at >= PROGRESS_SECONDS:
                     reported_at = now
                     self._note_progress(event)

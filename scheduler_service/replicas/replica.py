@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -100,7 +99,7 @@ class Replica:
 
         Raises Unusable if a replica that was never set up needs a repair, unless the settings say to wait for one.
         """
-        delay, begin = FIRST_RETRY_SECONDS, time.monotonic()
+        delay, begin = FIRST_RETRY_SECONDS, asyncio.get_running_loop().time()
         self.message = ""
         try:
             while True:
@@ -110,7 +109,7 @@ class Replica:
                     message, longest = str(error), error.retry_seconds
                     if error.needs_repair and not self.epoch and not self._configuration.service.wait_for_repair:
                         raise Unusable(message) from None
-                    is_early = not self.epoch and time.monotonic() - begin < START_SECONDS
+                    is_early = not self.epoch and asyncio.get_running_loop().time() - begin < START_SECONDS
                     is_expected = is_early and isinstance(error, Unreachable)
                     self._report_missing(message, needs_repair=error.needs_repair, expected=is_expected)
                 await asyncio.sleep(min(delay, longest))
@@ -216,11 +215,11 @@ class Replica:
 
     async def _form_group(self, epoch: int) -> None:
         """Forms a group of the ranks for one epoch, or takes over the present one if it is complete and idle."""
-        members, begin = self.incarnations, time.monotonic()
+        members, begin = self.incarnations, asyncio.get_running_loop().time()
         is_reused = self._is_group_reusable()
         meeting = None if is_reused else await self.ranks[0].open_rendezvous(epoch, members)
         kinds = await self.each(lambda rank: rank.form_group(epoch, members, FORM_GROUP_SECONDS, meeting))
-        seconds = round(time.monotonic() - begin, 3)
+        seconds = round(asyncio.get_running_loop().time() - begin, 3)
         log.info(
             "the group is formed",
             epoch=epoch,

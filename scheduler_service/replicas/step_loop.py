@@ -6,7 +6,6 @@ Knows one epoch at a time, and no gateway: results go to its `StepEvents`.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from blockyard.errors import BlockyardError, Reason
@@ -149,23 +148,23 @@ class StepLoop:
         self._events.dispatch()
         if not scheduler.can_schedule():
             return None
-        begin = time.perf_counter()
-        output = scheduler.schedule(self._clock())
+        begin = self._clock()
+        output = scheduler.schedule(begin)
         if output:
             self.in_flight.on_sent(output)
-            seconds = time.perf_counter() - begin
+            seconds = self._clock() - begin
             self.step_log.on_scheduled(output, epoch, seconds)
             self.meter.on_scheduled(output.step_id, seconds)
             self._events.on_step_scheduled(self._replica_id, output)
         return output
 
     def _process(self, scheduler: Scheduler, result: StepResult) -> dict[str, OwnerUpdate]:
-        begin = time.perf_counter()
+        begin = self._clock()
         try:
             updates = scheduler.update(result)
         except StepMismatch as error:
             raise WrongAnswer(str(error)) from None
-        seconds = time.perf_counter() - begin
+        seconds = self._clock() - begin
         self.step_log.on_answered(result, seconds)
         self.meter.on_answered(result, seconds, self.in_flight.on_answered())
         self.last_step_id = result.step_id

@@ -7,7 +7,6 @@ possible, or else the worker's own error.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -21,6 +20,7 @@ from blockyard.contract.workers import GroupRequest, LoadedModel
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.service import faults
 from blockyard.service.servers import RenewedChannel
+from blockyard.transport import GRPC, Transport
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.replicas import codec
 from scheduler_service.replicas.facts import MeetingPoint
@@ -153,9 +153,10 @@ class StepStream:
 
     async def send(self, output: SchedulerOutput) -> None:
         faults.reach(faults.BEFORE_SEND)
-        begin = time.perf_counter()
+        now = asyncio.get_running_loop().time
+        begin = now()
         step = codec.encode_step(output, self.epoch).SerializeToString()
-        self.encode_seconds = time.perf_counter() - begin
+        self.encode_seconds = now() - begin
         await self._call.write(step)
         faults.reach(faults.AFTER_SEND)
 
@@ -174,9 +175,9 @@ class StepStream:
 class WorkerLink:
     """The connection to the worker at `address`, which reconnects for ever, at least once a second."""
 
-    def __init__(self, address: str, peer: Peer | None = None) -> None:
+    def __init__(self, address: str, peer: Peer | None = None, transport: Transport = GRPC) -> None:
         self.address = address
-        self._channel = RenewedChannel(address, peer)
+        self._channel = RenewedChannel(address, peer, transport)
 
     @property
     def _stub(self) -> worker_pb2_grpc.WorkerServiceAsyncStub:

@@ -93,7 +93,7 @@ class Admission:
             former.close(BlockyardError(Reason.CLIENT_CANCELLED, "this gateway has attached again, on another stream"))
             self.detach(former)
         self._num_attached += 1
-        outbox = GatewayOutbox(f"{gateway_id}#{self._num_attached}", gateway_id)
+        outbox = GatewayOutbox(f"{gateway_id}#{self._num_attached}", gateway_id, self._clock)
         self._requests.add_gateway(outbox)
         outbox.put_state(facts=self._dispatcher.facts, readiness=self._dispatcher.readiness)
         log.info("gateway attached", gateway=outbox.owner)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import posixpath
 import re
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from scheduler_service.requests.lora_registry import LoraRegistry
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from blockyard.clock import Clock
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.requests.dispatcher import Dispatcher
     from scheduler_service.requests.registry import RequestRegistry
@@ -37,7 +37,7 @@ DISABLED = "adapters are not enabled: start the scheduler with --max-loras"
 class Loras:
     """The adapters of the scheduler. One object for its process. Raises SettingsError for contradictory settings."""
 
-    def __init__(self, settings: LoraSettings, requests: RequestRegistry, dispatcher: Dispatcher) -> None:
+    def __init__(self, settings: LoraSettings, requests: RequestRegistry, dispatcher: Dispatcher, clock: Clock) -> None:
         if not settings.max_loras:
             for flag in ("lora_modules", "max_prompt_adapter_tokens"):
                 if getattr(settings, flag):
@@ -49,7 +49,7 @@ class Loras:
         self._root = os.path.abspath(settings.lora_root) if settings.lora_root else ""
         self._requests = requests
         self._dispatcher = dispatcher
-        self.registry = LoraRegistry(time.time())
+        self.registry = LoraRegistry(clock.time())
         # One operation at a time: a name has one adapter.
         self._lock = asyncio.Lock()
         # Adapters that are being loaded and are not in the registry yet.

@@ -72,9 +72,9 @@ class Request:
 class RequestRegistry:
     """Finds requests by name, and passes what is new to the readers of each."""
 
-    def __init__(self, window_seconds: float) -> None:
+    def __init__(self, window_seconds: float, clock: Callable[[], float]) -> None:
         self.live: dict[str, Request] = {}
-        self.spans = RequestSpans()
+        self.spans = RequestSpans(clock)
         # Called with the id of each request that is live no more.
         self.on_end: Callable[[str], None] = lambda _: None
         self._window_seconds = window_seconds

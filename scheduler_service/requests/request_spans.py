@@ -6,7 +6,6 @@ core from outside, and only when a step has other rows than the one before.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from blockyard.telemetry import EventLogger
@@ -14,6 +13,8 @@ from blockyard.tracing.spans import NO_SPAN, Span, begin_span, is_tracing
 from scheduler_service.core.sequence import Group, Sequence, SequenceStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from blockyard.contract.trace import TraceContext
     from scheduler_service.core.values import SchedulerOutput
 
@@ -27,6 +28,7 @@ class _WatchedRequest:
 
     __slots__ = (
         "_began_at",
+        "_clock",
         "_context",
         "_preempted",
         "_recovery",
@@ -37,8 +39,9 @@ class _WatchedRequest:
         "phase",
     )
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, clock: Callable[[], float]) -> None:
         self.group = group
+        self._clock = clock
         self.phase = ""
         # The number of its tokens when its prefill began.
         self.num_outputs = 0
@@ -50,7 +53,7 @@ class _WatchedRequest:
         self._preempted: dict[Sequence, Span] = {}
 
     def enter(self, phase: str, **attributes: Any) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._span.end()
         if self.phase:
             self._debug(f"request leaves {self.phase}", seconds=round(now - self._began_at, 4))
@@ -157,7 +160,8 @@ def _sequence_ids(group: Group) -> range:
 
 
 class RequestSpans:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._watched: dict[str, _WatchedRequest] = {}
         self._by_sequence: dict[int, _WatchedRequest] = {}
         # Requests that wait for their first token.
@@ -169,7 +173,7 @@ class RequestSpans:
         """Watches an admitted request if it is traced or debug events are written."""
         is_traced = group.spec.trace_context is not None and is_tracing()
         if is_traced or log.has_debug:
-            watched = self._watched[group.spec.request_id] = _WatchedRequest(group)
+            watched = self._watched[group.spec.request_id] = _WatchedRequest(group, self._clock)
             self._by_sequence.update(dict.fromkeys(_sequence_ids(group), watched))
             watched.enter(_QUEUE)
 

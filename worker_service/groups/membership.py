@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.workers import GroupInfo, GroupRequest
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.service.roots import end_process, start_task
@@ -68,6 +69,7 @@ class Membership:
         settings: GroupSettings = DEFAULT_SETTINGS,
         connect: Callable[[GroupRequest], GroupLink] = _nowhere,
         end_process: Callable[[int], None] = end_process,
+        clock: Clock = SYSTEM,
     ) -> None:
         """`connect`: connects other ranks to rank 0. `end_process`: called with the exit code."""
         self.epoch = 0
@@ -75,6 +77,7 @@ class Membership:
         self.fingerprint = b""
         self._thread = thread
         self._incarnation = incarnation
+        self._clock = clock
         self._settings = settings
         self._connect = connect
         self._end_process = end_process
@@ -109,7 +112,7 @@ class Membership:
             raise BlockyardError(Reason.WRONG_STATE, f"the ranks meet at rank 0, and this is rank {parallel.rank}")
         self.epoch = max(self.epoch, epoch)
         self._close_rendezvous(f"the meeting point of epoch {epoch} was opened in its place")
-        self._rendezvous = Rendezvous(epoch)
+        self._rendezvous = Rendezvous(epoch, self._clock)
         return self._rendezvous.secret
 
     def meeting_point(self, epoch: int, secret: bytes) -> Rendezvous:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hmac
-import secrets
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch._C import _distributed_c10d as c10d
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ class RendezvousPoint(Protocol):
 class Rendezvous:
     """The keys of one epoch, open to callers that know its secret."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, clock: Clock = SYSTEM) -> None:
         self.epoch = epoch
-        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self.secret = clock.token_bytes(SECRET_BYTES)
         self._values: dict[str, asyncio.Future[bytes]] = {}
         self._problem = ""
 

@@ -39,7 +39,7 @@ log = EventLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _LaunchedStep:
-    """A step between its halves. `begin`: when it left the queue, by time.perf_counter()."""
+    """A step between its halves. `begin`: when it left the queue, by the executor's clock."""
 
     step: Step
     forward_batch: ForwardBatch
@@ -59,8 +59,10 @@ class StepExecutor:
         runner: ModelRunner,
         ranks: RankSteps | None = None,
         fingerprint: str = "",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`ranks`: the steps of this rank; None for a single worker. `fingerprint`: that of the network, in hex."""
+        self._clock = clock
         self.batch = batch
         self.cache = cache
         self.fingerprint = fingerprint
@@ -76,7 +78,7 @@ class StepExecutor:
         self.num_late_steps = 0
         """The number of steps that were launched behind an unfinished step."""
         self.record: Callable[[Step, float, StepTimes], None] | None = None
-        """Takes each executed step, and when it left the queue by time.perf_counter(), while a profile is recorded."""
+        """Takes each executed step, and when it left the queue by the clock, while a profile is recorded."""
 
     @property
     def num_captured_bytes(self) -> int:
@@ -116,7 +118,7 @@ class StepExecutor:
             finished += self.finish_all()
         while len(self._launched) >= self._depth:
             finished.append(self._finish_first())
-        begin = time.perf_counter()
+        begin = self._clock()
         times = StepTimes(queue_seconds=begin - arrival)
         try:
             step = self._check(step)
@@ -170,7 +172,7 @@ class StepExecutor:
             skipped = self.batch.settle(each.late, token_ids, failed)
         except Exception as error:  # noqa: BLE001 - becomes a refusal
             return step, self._refuse(step, self._explain(step, error), times)
-        now = time.perf_counter()
+        now = self._clock()
         times.begun_at = max(each.begin, self._last_finished_at)
         times.forward_seconds, self._last_finished_at = now - times.begun_at, now
         sampled = Sampled(token_ids, failed & ~skipped, np.zeros_like(failed), finite=finite)
@@ -184,9 +186,9 @@ class StepExecutor:
 
         Args:
             step: not checked yet.
-            arrival: the time at which the step arrived, by time.perf_counter().
+            arrival: the time at which the step arrived, by the clock.
         """
-        begin = time.perf_counter()
+        begin = self._clock()
         times = StepTimes(queue_seconds=begin - arrival)
         try:
             step = self._check(step)
@@ -257,14 +259,14 @@ class StepExecutor:
 
     def _compute(self, step: Step, times: StepTimes) -> StepOutput:
         """Executes a step whose changes to rows are made."""
-        started = time.perf_counter()
+        started = self._clock()
         forward_batch = self.batch.make_forward_batch(step)
-        resolved = time.perf_counter()
+        resolved = self._clock()
         self.cache.transfer(step, forward_batch)
-        moved = time.perf_counter()
+        moved = self._clock()
         if self._ranks is not None:
             self._ranks.on_inputs(step, forward_batch)
-        planned = time.perf_counter()
+        planned = self._clock()
         output = self.runner.run(forward_batch, self.batch, self.cache.device_pool)
         if self._ranks is not None:
             self._ranks.on_outputs(forward_batch, output)

@@ -33,11 +33,19 @@ MAX_EPOCH_JUMP = 2**32
 class StepStream:
     """The steps and answers of one epoch. Once stopped, it drops the steps that did not start."""
 
-    def __init__(self, streams: StepStreams, device: DeviceThread, executor: StepExecutor, on_step: OnStep) -> None:
+    def __init__(
+        self,
+        streams: StepStreams,
+        device: DeviceThread,
+        executor: StepExecutor,
+        on_step: OnStep,
+        clock: Callable[[], float],
+    ) -> None:
         self.epoch: int | None = None
         self.executor = executor
         self._streams = streams
         self._on_step = on_step
+        self._clock = clock
         self._device = device
         self._loop = asyncio.get_running_loop()
         self._answers: asyncio.Queue[StepOutput | BlockyardError | None] = asyncio.Queue()
@@ -59,7 +67,7 @@ class StepStream:
 
     def queue(self, step: Step) -> None:
         """Queues a step of the epoch that runs for the device thread."""
-        arrival = time.perf_counter()
+        arrival = self._clock()
         self.executor.prepare(step)
         self._device.post(lambda: self._run(step, arrival))
 
@@ -135,14 +143,17 @@ class StepStreams:
         device: DeviceThread,
         on_step: OnStep = lambda step, result: None,
         on_epoch: Callable[[int], None] = lambda epoch: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Calls `on_step` in the device thread after the answer to each step is queued, and `on_epoch` when an epoch
-        begins."""
+        begins. `clock`: that of the executor."""
         self.epoch = 0
+        self._clock = clock
         self._device = device
         self._on_step = on_step
         self._on_epoch = on_epoch
-        self._open: set[StepStream] = set()
+        # In the order in which they were opened.
+        self._open: dict[StepStream, None] = {}
         self._running: StepStream | None = None
         self._all_closed = asyncio.Event()
 
@@ -152,8 +163,8 @@ class StepStreams:
 
     def open(self, executor: StepExecutor) -> StepStream:
         """Opens a stream. Its first step decides whether it runs: see `StepStream.submit`."""
-        stream = StepStream(self, self._device, executor, self._on_step)
-        self._open.add(stream)
+        stream = StepStream(self, self._device, executor, self._on_step, self._clock)
+        self._open[stream] = None
         return stream
 
     def submit(self, stream: StepStream, step: Step) -> None:
@@ -200,7 +211,7 @@ class StepStreams:
         Returns whether its epoch ran.
         """
         stream.stop()
-        self._open.discard(stream)
+        self._open.pop(stream, None)
         if not self._open:
             self._all_closed.set()
         if self._running is not stream:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract import chat
 from blockyard.contract.chat import Role, ToolChoice
 from blockyard.contract.sampling import SamplingParams, StopCriteria
@@ -102,10 +102,10 @@ class MessageCall:
     hides_thinking: bool
 
 
-def understand(body: MessagesBody, tenant: str) -> MessageCall:
+def understand(body: MessagesBody, tenant: str, clock: Clock = SYSTEM) -> MessageCall:
     request = GenerationRequest(
         prompt=conversation_of(body),
-        request_id=f"msg_{uuid.uuid4().hex}",
+        request_id=f"msg_{clock.uuid_hex()}",
         model=body.model,
         sampling=SamplingParams(
             temperature=body.temperature,

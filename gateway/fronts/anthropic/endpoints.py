@@ -79,7 +79,7 @@ class MessageEndpoints:
         tenant = read_tenant(request)
         body = parse_body(MessagesBody, await read_json(request))
         self._generation.resolve_model(body.model)
-        answering = self._answer(request, body, understand(body, tenant))
+        answering = self._answer(request, body, understand(body, tenant, self._generation.clock))
         if not body.stream:
             return await answering
         return await answer_stream(self._generation, body.model, answering, lambda error: map(typed, _fail(error)))
@@ -165,7 +165,7 @@ class VersionedRoute(MessagesRoute):
 class ModelEndpoints:
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
-        self._created_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        self._created_at = f"{datetime.fromtimestamp(generation.clock.time(), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     async def list_models(self) -> JSONResponse:
         """Lists all served models on one page."""

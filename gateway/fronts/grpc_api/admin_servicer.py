@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +86,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._generation = generation
         self._shows_prompt_text = shows_prompt_text
         self._gateway_id = gateway_id
-        self._started_at = time.monotonic()
+        self._started_at = generation.clock.monotonic()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self, server)
@@ -131,7 +130,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             message=generation.readiness_message,
             num_requests=generation.num_requests,
             draining=generation.is_draining,
-            uptime=encode_seconds(time.monotonic() - self._started_at),
+            uptime=encode_seconds(generation.clock.monotonic() - self._started_at),
             num_readers=generation.num_readers,
             time_to_first_token=_latency(metrics.time_to_first_token),
             inter_token_latency=_latency(metrics.inter_token_latency),

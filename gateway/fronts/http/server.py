@@ -117,7 +117,11 @@ class _Server(uvicorn.Server):
 
 
 class HttpFront:
-    """Serves an ASGI application on a port."""
+    """Serves an ASGI application on a port.
+
+    Attributes:
+        app: the application with what is around it: access, CORS, counts.
+    """
 
     def __init__(
         self,
@@ -139,10 +143,11 @@ class HttpFront:
         app = with_body_places(app)
         app = with_authentication(app, access.api) if access.api else app
         app = with_cors(with_bounded_head(app), allowed_origins)
+        self.app = with_http_call(with_request_counts(app, metrics) if metrics else app)
         files = access.files
         self._server = _Server(
             uvicorn.Config(
-                with_http_call(with_request_counts(app, metrics) if metrics else app),
+                self.app,
                 http=bounded_protocol(access.max_connections),
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 backlog=_BACKLOG,

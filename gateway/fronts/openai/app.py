@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -36,7 +35,7 @@ _OK = {"status": "ok"}
 class Service:
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
-        self._created = int(time.time())
+        self._created = int(generation.clock.time())
 
     async def list_models(self) -> JSONResponse:
         """Lists the served model and its adapters."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.chat import Conversation, Role
 from blockyard.contract.request import OnDisconnect, OnUpdate
 from blockyard.contract.sampling import NUMBERS, BeamSearch, EarlyStopping, SamplingParams, StopCriteria
@@ -91,8 +91,8 @@ class CallSpec:
         return token_ids if isinstance(token_ids, tuple) else ()
 
 
-def understand_completion(body: CompletionBody) -> CallSpec:
-    call_id = body.request_id or f"cmpl-{uuid.uuid4().hex}"
+def understand_completion(body: CompletionBody, clock: Clock = SYSTEM) -> CallSpec:
+    call_id = body.request_id or f"cmpl-{clock.uuid_hex()}"
     prompts: list[str | tuple[int, ...]] = body.prompt
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     request = _with_logprobs(_request(body, max_tokens), body.logprobs, for_prompt=bool(body.echo))
@@ -113,8 +113,8 @@ def understand_completion(body: CompletionBody) -> CallSpec:
     )
 
 
-def understand_chat(body: ChatBody) -> CallSpec:
-    call_id = body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
+def understand_chat(body: ChatBody, clock: Clock = SYSTEM) -> CallSpec:
+    call_id = body.request_id or f"chatcmpl-{clock.uuid_hex()}"
     length_name, max_tokens = "max_completion_tokens", body.max_completion_tokens
     if max_tokens is None:
         length_name, max_tokens = "max_tokens", body.max_tokens

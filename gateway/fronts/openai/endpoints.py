@@ -6,7 +6,6 @@ Owns the order of a call: read the body, turn it into requests, start them, answ
 from __future__ import annotations
 
 import json
-import time
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +32,7 @@ from gateway.request import check_request_id
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
+    from blockyard.clock import Clock
     from blockyard.errors import BlockyardError
     from gateway.generation import GenerationService
 
@@ -54,14 +54,14 @@ class CallEndpoints:
         """Answers a chat: OpenAI's chat completions."""
         return await self._answer(request, ChatBody, understand_chat)
 
-    async def _answer(self, request: Request, kind: type[B], understand: Callable[[B], CallSpec]) -> Response:
+    async def _answer(self, request: Request, kind: type[B], understand: Callable[[B, Clock], CallSpec]) -> Response:
         tenant, key, position = read_tenant(request), read_key(request), _read_position(request)
         body = _named(parse_body(kind, await read_json(request)), key)
         _check_position(position, body)
         self._generation.resolve_model(body.model or "")
-        call = understand(body)
+        call = understand(body, self._generation.clock)
         keeps = key is not None and body.on_disconnect is None
-        call = _with_state(call, tenant=tenant, keeps=keeps, created=int(time.time()))
+        call = _with_state(call, tenant=tenant, keeps=keeps, created=int(self._generation.clock.time()))
         answering = self._run(request, lambda readers: readers.start(call, position), position)
         return await (answer_stream(self._generation, body.model or "", answering, _fail) if body.stream else answering)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract import chat
 from blockyard.contract.chat import ToolChoice
 from blockyard.contract.request import OnDisconnect
@@ -57,11 +57,11 @@ class ResponseCall:
     background: bool
 
 
-def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
+def understand(body: ResponseBody, tenant: str, created: int, clock: Clock = SYSTEM) -> ResponseCall:
     """Makes the call from a body; raises BlockyardError. `created`: the arrival, in seconds since 1970."""
     request = GenerationRequest(
         prompt=_conversation(body),
-        request_id=f"resp_{uuid.uuid4().hex}",
+        request_id=f"resp_{clock.uuid_hex()}",
         model=body.model or "",
         sampling=SamplingParams(
             temperature=body.temperature,

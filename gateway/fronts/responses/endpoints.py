@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +78,8 @@ class ResponseEndpoints:
         tenant = read_tenant(request)
         body = parse_body(ResponseBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
-        answering = self._answer(request, body, understand(body, tenant, int(time.time())))
+        clock = self._generation.clock
+        answering = self._answer(request, body, understand(body, tenant, int(clock.time()), clock))
         if not body.stream:
             return await answering
         return await answer_stream(self._generation, body.model or "", answering, _fail)

@@ -6,7 +6,6 @@ All ranks have the same. The workers know what is loaded; `find_wanted` says wha
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -122,7 +121,7 @@ class ReplicaLoras:
 
     def _find_due(self, wanted: dict[int, Adapter]) -> list[Adapter]:
         """Finds the adapters to load: those that requests wait for, and others as far as there is room."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         self._asked = {lora_id: None for lora_id in self._asked if lora_id in wanted and lora_id not in self.loaded}
         asked = [wanted[lora_id] for lora_id in self._asked]
         others = [each for lora_id, each in wanted.items() if lora_id not in self._asked and not self.has(lora_id)]
@@ -138,7 +137,7 @@ class ReplicaLoras:
         async with self._lock:
             if known := self.loaded.get(adapter.lora_id):
                 return known
-            begin = time.monotonic()
+            begin = asyncio.get_running_loop().time()
             try:
                 await self._drop_strays({adapter.lora_id})
                 await self._make_room()
@@ -146,10 +145,10 @@ class ReplicaLoras:
             except BlockyardError as error:
                 log.warning("an adapter cannot be loaded", name=adapter.name, reason=error.message)
                 self.problems[adapter.lora_id] = error.message
-                self._retry_at[adapter.lora_id] = time.monotonic() + RETRY_SECONDS
+                self._retry_at[adapter.lora_id] = asyncio.get_running_loop().time() + RETRY_SECONDS
                 self.on_changed()
                 raise
-            seconds = time.monotonic() - begin
+            seconds = asyncio.get_running_loop().time() - begin
             self.loaded[adapter.lora_id] = found
             self.problems.pop(adapter.lora_id, None)
             self._asked.pop(adapter.lora_id, None)

@@ -9,7 +9,6 @@ and the hashes are compared at every COMPARED_STEPS-th step.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -89,10 +88,11 @@ class GroupSteps:
 
     async def send(self, output: SchedulerOutput) -> None:
         faults.reach(faults.BEFORE_SEND)
-        begin = time.perf_counter()
+        now = asyncio.get_running_loop().time
+        begin = now()
         step_id, timeout = output.step_id, self._find_timeout()
         step = codec.encode_group_step(output, self.epoch, self._parallel, timeout, is_quiet=self._is_quiet(step_id))
-        self.encode_seconds = time.perf_counter() - begin
+        self.encode_seconds = now() - begin
         self._last_sent = step_id
         for rank in self._ranks:
             rank.unsent.put_nowait(step)

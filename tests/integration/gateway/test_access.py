@@ -19,7 +19,6 @@ from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-import gateway.server
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.client.access import ClientAccess, ClientTls
 from blockyard.client.asynchronous import AsyncClient
@@ -80,8 +79,8 @@ def configuration(scheduler: FakeScheduler, security: SecuritySettings, **servic
 
 
 @asynccontextmanager
-async def running(configured: GatewayConfiguration) -> AsyncIterator[Server]:
-    gateway = Server(configured)
+async def running(configured: GatewayConfiguration, **options: Any) -> AsyncIterator[Server]:
+    gateway = Server(configured, **options)
     try:
         await gateway.start()
         async with asyncio.timeout(10):
@@ -149,9 +148,7 @@ def flatten(routes: Iterable[Any]) -> Iterator[Any]:
         yield from (route,) if included is None else flatten(included.routes)
 
 
-async def test_every_route_but_what_is_open_needs_a_key(
-    scheduler: FakeScheduler, keys_file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_route_but_what_is_open_needs_a_key(scheduler: FakeScheduler, keys_file: str) -> None:
     apps: list[FastAPI] = []
 
     class Seen(HttpFront):
@@ -159,9 +156,9 @@ async def test_every_route_but_what_is_open_needs_a_key(
             apps.append(app)
             super().__init__(app, *rest, **options)
 
-    monkeypatch.setattr(gateway.server, "HttpFront", Seen)
+    settings = configuration(scheduler, SecuritySettings(api_keys_file=keys_file))
     async with (
-        running(configuration(scheduler, SecuritySettings(api_keys_file=keys_file))) as running_gateway,
+        running(settings, make_front=Seen) as running_gateway,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{running_gateway.http_port}", timeout=10) as http,
     ):
         # The other one is for operators, at a port of its own.

@@ -16,7 +16,7 @@ from tests.unit.gateway.core import Core, HandLink
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
 ADAPTER = Adapter(1, "sql", "/adapters/sql", "a" * 64, 0)
 
@@ -47,7 +47,7 @@ async def turns() -> None:
 
 
 @pytest.fixture
-def gateway() -> Iterator[Gateway]:
+async def gateway() -> AsyncIterator[Gateway]:
     gateway = Gateway()
     yield gateway
     gateway.service.stop(BlockyardError(Reason.DRAINING, "the test is over"))

@@ -17,7 +17,7 @@ from tests.unit.gateway.core import FACTS, HandLink
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     from gateway.live.reader import Reader
     from gateway.served_model import ServedModel
@@ -62,7 +62,7 @@ async def turns() -> None:
 
 
 @pytest.fixture
-def gateway() -> Iterator[Gateway]:
+async def gateway() -> AsyncIterator[Gateway]:
     gateway = Gateway()
     yield gateway
     gateway.service.stop(BlockyardError(Reason.DRAINING, "the test is over"))

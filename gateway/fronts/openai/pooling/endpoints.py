@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -95,7 +94,7 @@ class PoolingEndpoints:
             {"query": "text_1", "documents": "text_2"},
         )
         data = [{"object": "score", "index": each.index, "score": each.score} for each in answer.documents]
-        return _answer(answer, _encode(answer, created=int(time.time()), data=data))
+        return _answer(answer, _encode(answer, created=int(self._generation.clock.time()), data=data))
 
     async def classify(self, request: Request) -> Response:
         """Returns the labels of texts: vLLM's classify."""
@@ -108,7 +107,7 @@ class PoolingEndpoints:
             {"index": index, "label": each.label, "probs": each.probabilities, "num_classes": len(each.probabilities)}
             for index, each in enumerate(answer.classifications)
         ]
-        content = _encode(answer, created=int(time.time()), labels=answer.labels, data=data)
+        content = _encode(answer, created=int(self._generation.clock.time()), labels=answer.labels, data=data)
         return _answer(answer, content)
 
 

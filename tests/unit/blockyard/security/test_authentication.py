@@ -209,7 +209,7 @@ def test_what_is_open_is_what_is_listed() -> None:
         assert not Authenticator.is_open(path), path
 
 
-def test_refusals_are_told_together(ring: KeyRing, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+async def test_refusals_are_told_together(ring: KeyRing, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     keeper = Authenticator(user_gate(ring))
 
     def knock() -> None:

@@ -208,10 +208,9 @@ async def test_live_requests_and_streams_are_what_they_are() -> None:
     assert seen.sum("blockyard_scheduler_attached") == 0
 
 
-def test_tokens_told_at_once_share_the_time_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_told_at_once_share_the_time_before_them() -> None:
     now = 100.0
-    monkeypatch.setattr("gateway.observe.metrics.time.monotonic", lambda: now)
-    metrics = GatewayMetrics()
+    metrics = GatewayMetrics(lambda: now)
     meter = RequestMeter(metrics, 90.0)
     meter.on_first_token()
     meter.on_tokens_read(0, 1)
@@ -231,10 +230,9 @@ def test_tokens_told_at_once_share_the_time_before_them(monkeypatch: pytest.Monk
     assert dict(metrics.output_tokens.samples()) == {(): 6 + 4}
 
 
-def test_the_time_in_which_nobody_reads_is_no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_in_which_nobody_reads_is_no_latency() -> None:
     now = 100.0
-    monkeypatch.setattr("gateway.observe.metrics.time.monotonic", lambda: now)
-    metrics = GatewayMetrics()
+    metrics = GatewayMetrics(lambda: now)
     meter = RequestMeter(metrics, 90.0)
     meter.on_tokens_read(0, 5)
     now = 160.0

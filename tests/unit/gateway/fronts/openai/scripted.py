@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.chat import Conversation
 from blockyard.contract.events import (
     Accepted,
@@ -112,6 +113,7 @@ class ScriptedService:
     """Answers every request with the same script; is also its only model."""
 
     vocab_size = 256
+    clock: Clock = SYSTEM
     readiness_message = "no worker is ready"
 
     def __init__(self) -> None:

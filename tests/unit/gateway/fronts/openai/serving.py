@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from blockyard.clock import SYSTEM
 from gateway.call_context import with_http_call
 from gateway.fronts.http.server import make_http_app
 
@@ -22,6 +23,8 @@ class _CurrentService:
     """Stands where an application has its service, and is the service of the test at hand."""
 
     service: Any = None
+    # Asked for when an application is made, before there is a test.
+    clock = SYSTEM
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.service, name)

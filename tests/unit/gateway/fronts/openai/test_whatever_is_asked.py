@@ -16,6 +16,7 @@ from gateway.fronts.http_calls.bodies import parse_body
 from gateway.fronts.openai.call_spec import understand_chat, understand_completion, with_token_ids
 from gateway.fronts.openai.errors import error_object, rename
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
+from gateway.grammars.checking import GrammarChecks
 from gateway.preparation import Preparation
 from gateway.text.adapter_tokenizers import AdapterTokenizers
 from gateway.text.encoding import Encoding
@@ -57,7 +58,8 @@ def a_core() -> Iterator[Core]:
     tokenizer = demo_tokenizer()
     encoding = Encoding()
     try:
-        yield Core(Preparation(AdapterTokenizers(tokenizer, None), encoding, model_name="demo", seed=0))
+        tokenizers, grammars = AdapterTokenizers(tokenizer, None), GrammarChecks()
+        yield Core(Preparation(tokenizers, encoding, model_name="demo", seed=0, grammars=grammars))
     finally:
         encoding.close()
 
