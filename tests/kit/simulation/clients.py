@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 10_000.0
 # How long clients that come back stay away; shorter than the resume window of 60 s.
 AWAY_SECONDS = (0.0, 8.0)
-# Errors with which a request may fail although nothing was wrong with it: all processes that had it died with a worker
-# each time.
-ALLOWED = frozenset({Reason.POISON_REQUEST})
+# A request that so many workers died with is given up.
+NUM_POISON_DEATHS = 2
 
 
 class Violation(AssertionError):
@@ -69,6 +68,7 @@ class Client:
 
     def __init__(self, cluster: Cluster, number: int, report: Report) -> None:
         self.process = Process(cluster, f"client-{number}", 0)
+        self._cluster = cluster
         self.report = report
         self._loop = cluster.loop
         first = number % len(cluster.targets)
@@ -101,10 +101,24 @@ class Client:
 
     async def ask(self, ask: Ask, begin: float) -> None:
         """Sends a request when it is due, and does with it what the request says; raises Violation."""
+        self.begin = begin
         await asyncio.sleep(begin + ask.at - self._loop.time())
         await CONDUCTS[ask.conduct](self, ask)
 
-    async def read(self, ask: Ask, stream: AsyncStream, allowed: frozenset[Reason] = ALLOWED) -> bool:
+    def check_error(self, ask: Ask, error: BlockyardError, *allowed: Reason) -> None:
+        """Raises Violation for an error that the request did not deserve. `allowed`: what its client asked for."""
+        begin = self.begin + ask.at
+        if error.reason is Reason.POISON_REQUEST:
+            is_deserved = self._cluster.num_deaths("worker", begin) >= NUM_POISON_DEATHS
+        elif error.reason is Reason.REQUEST_EXPIRED:
+            # Who left before the end may lose the answer with the scheduler and the gateway that knew it.
+            is_deserved = error.reason in allowed and self._cluster.num_deaths("scheduler", begin) > 0
+        else:
+            is_deserved = error.reason in allowed
+        if not is_deserved:
+            raise Violation(f"failed with {error!r}") from None
+
+    async def read(self, ask: Ask, stream: AsyncStream, *allowed: Reason) -> bool:
         """Reads a stream and checks all that comes. Returns whether the answer was whole, and not an allowed error."""
         transcript = Transcript()
         try:
@@ -112,8 +126,7 @@ class Client:
         except BlockyardError as error:
             self.report.outcomes[error.reason.value] += 1
             check_beginning(ask, transcript)
-            if error.reason not in allowed:
-                raise Violation(f"failed with {error!r}") from None
+            self.check_error(ask, error, *allowed)
             return False
         self.report.outcomes["answered"] += 1
         self.report.num_resumes += stream.num_resumes
@@ -163,8 +176,7 @@ async def _leaves(client: Client, ask: Ask) -> None:
     try:
         await read_some(ask, stream)
     except BlockyardError as error:
-        if error.reason not in ALLOWED:
-            raise
+        client.check_error(ask, error)
     stream.close()
     client.report.outcomes["left"] += 1
 
@@ -173,19 +185,20 @@ async def _is_cut_off(client: Client, ask: Ask) -> None:
     """Loses its gateway after some events without a word, and reads the whole answer later at another one."""
     stream = client.open(ask)
     try:
-        await read_some(ask, stream)
+        transcript = await read_some(ask, stream)
     except BlockyardError as error:
-        if error.reason not in ALLOWED:
-            raise
+        client.check_error(ask, error)
         return
     # The call ends, the request does not.
     stream._closed.set()
     stream._call.cancel()
     await client.away()
+    if not transcript.is_accepted:
+        # The gateway may never have had it.
+        client.report.outcomes["not accepted"] += 1
+        return
     async with client.make_client(client.other_targets) as other:
-        # Nobody may have it any more: who has not got an answer whole may lose it with all who knew it.
-        lost = frozenset({*ALLOWED, Reason.REQUEST_EXPIRED})
-        if await client.read(ask, other.resume(ask.options["request_id"]), lost):
+        if await client.read(ask, other.resume(ask.options["request_id"]), Reason.REQUEST_EXPIRED):
             client.report.outcomes["read anew"] += 1
 
 
@@ -201,7 +214,7 @@ async def _is_two(client: Client, ask: Ask) -> None:
 
 async def _is_cancelled(client: Client, ask: Ask) -> None:
     """Has its request cancelled by another client while it reads."""
-    reading = asyncio.ensure_future(client.read(ask, client.open(ask), frozenset({*ALLOWED, Reason.CLIENT_CANCELLED})))
+    reading = asyncio.ensure_future(client.read(ask, client.open(ask), Reason.CLIENT_CANCELLED))
     await client.away()
     async with client.make_client(client.other_targets) as other:
         with suppress(BlockyardError):

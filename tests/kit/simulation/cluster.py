@@ -112,6 +112,7 @@ class Node:
         """Kills the process; it is started again after some time."""
         if not self.process.owner.alive:
             return
+        self.cluster.deaths.append((self.cluster.loop.time(), self.name))
         self.cluster.network.kill(self.process.owner, silently)
         loop = self.cluster.loop
         loop.call_later(self._random.uniform(*RESTART_SECONDS), self.start, context=loop.context_of(loop.main))
@@ -144,13 +145,18 @@ def model_digest() -> str:
 
 
 class Cluster:
-    """Starts the nodes `gateway-N`, `scheduler` and `worker-N`."""
+    """Starts the nodes `gateway-N`, `scheduler` and `worker-N`.
+
+    Attributes:
+        deaths: when which node's process ended, killed or by itself.
+    """
 
     def __init__(self, loop: SimLoop, sizes: Sizes) -> None:
         self.loop = loop
         self.network = Network(loop)
         self.sizes = sizes
         self.nodes: dict[str, Node] = {}
+        self.deaths: list[tuple[float, str]] = []
         for number in range(sizes.num_workers):
             self._add(f"worker-{number}", run_worker)
         self._add("scheduler", run_scheduler)
@@ -166,6 +172,10 @@ class Cluster:
     def start(self) -> None:
         for node in self.nodes.values():
             node.start()
+
+    def num_deaths(self, role: str, since: float) -> int:
+        """Counts the ends of processes of a role since a time."""
+        return sum(at >= since and name.startswith(role) for at, name in self.deaths)
 
     @property
     def targets(self) -> list[str]:
