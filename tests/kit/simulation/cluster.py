@@ -10,12 +10,14 @@ import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import FastAPI
 
 from blockyard.clock import Clock
 from blockyard.configuration import ModelSettings, PublicSettings
+from blockyard.contract.models import Task
+from blockyard.lora.settings import LoraSettings
 from gateway.config import GatewayConfiguration
 from gateway.config import ServiceSettings as GatewayServiceSettings
 from gateway.server import Parts
@@ -24,7 +26,7 @@ from gateway.text.tokenizer_files import load_tokenizer
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.server import Server as SchedulerServer
 from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
-from tests.kit.processes.system import ROOT
+from tests.kit.simulation.asks import ADAPTERS, MAX_MODEL_LEN, MODEL, VOCAB_SIZE, model_folder
 from tests.kit.simulation.device import SimDevice
 from tests.kit.simulation.network import Network
 from tests.kit.simulation.transport import SimTransport
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 
     from tests.kit.simulation.loop import Owner, SimLoop
 
-MODEL = ROOT / "models" / "demo"
-VOCAB_SIZE = 300
 GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT = 50051, 50052, 50060, 50070
 # 2026 in seconds since 1970: the wall clock's time at the start.
 WALL_SECONDS = 1.78e9
@@ -55,6 +55,9 @@ class Sizes:
     block_size: int = 4
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 64
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    max_loras: int = 0
+    task: Task = Task.GENERATE
 
 
 class Process:
@@ -190,8 +193,9 @@ async def run_worker(node: Node, process: Process) -> None:
         num_device_blocks=sizes.num_device_blocks,
         num_host_blocks=sizes.num_host_blocks,
         vocab_size=VOCAB_SIZE,
-        max_model_len=512,
+        max_model_len=MAX_MODEL_LEN,
         model_digest=model_digest(),
+        task=sizes.task,
     )
 
     def make_device(execute: Any, answer: Any, _: float) -> Any:
@@ -219,7 +223,15 @@ async def run_scheduler(node: Node, process: Process) -> None:
             debug_integrity=True,
         ),
         scheduler=replace(
-            base.scheduler, max_num_seqs=sizes.max_num_seqs, max_num_batched_tokens=sizes.max_num_batched_tokens
+            base.scheduler,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            policy=sizes.policy,
+        ),
+        lora=LoraSettings(
+            max_loras=sizes.max_loras,
+            lora_modules=",".join(f"{name}={name}" for name in ADAPTERS) if sizes.max_loras else "",
+            lora_patience_seconds=0.5,
         ),
     )
     node.service = SchedulerServer(configuration, process.clock, process.transport)
@@ -230,7 +242,7 @@ async def run_scheduler(node: Node, process: Process) -> None:
 
 async def run_gateway(node: Node, process: Process) -> None:
     configuration = GatewayConfiguration(
-        model=ModelSettings(model=str(MODEL)),
+        model=ModelSettings(model=str(model_folder(node.cluster.sizes.task))),
         public=replace(PublicSettings(), grpc_port=GRPC_PORT, admin_port=ADMIN_PORT),
         service=GatewayServiceSettings(scheduler_address=f"scheduler:{SCHEDULER_PORT}"),
     )
