@@ -284,10 +284,12 @@ async def _embeds_twice(client: Client, ask: Ask) -> None:
 
 async def _is_two(client: Client, ask: Ask) -> None:
     """Sends the request a second time through another gateway; both read one answer."""
-    first = asyncio.ensure_future(client.read(ask, client.open(ask)))
+    # Who has no time left cancels the request.
+    late = frozenset({Reason.CLIENT_CANCELLED}) if ask.timeout else frozenset[Reason]()
+    first = asyncio.ensure_future(client.read(ask, client.open(ask), late))
     await client.away()
     async with client.make_client(client.other_targets) as other:
-        await client.read(ask, client.open(ask, other))
+        await client.read(ask, client.open(ask, other), late)
     await first
 
 
