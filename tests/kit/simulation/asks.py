@@ -148,17 +148,23 @@ def answers_alone(ask: Ask) -> list[Answer]:
 
 
 def _cut(ask: Ask, token_ids: Sequence[int]) -> Answer:
-    """Ends a sequence before the first of the stop texts, if one appears, and makes its text."""
+    """Ends a sequence before the first stop text that is complete after min_tokens, if there is one; makes its text."""
     detokenizer = tokenizer().make_detokenizer()
     text = ""
     for count, token_id in enumerate(token_ids, 1):
-        is_stop = token_id in ask.stop_token_ids and count > ask.min_tokens
+        is_stop = count > ask.min_tokens and token_id in ask.stop_token_ids
+        # The text of a stop token is left out, and so is the token if the text before it ends with a stop text.
+        num_tokens, length = count - is_stop, len(text)
         text += "" if is_stop else detokenizer.push([token_id])
         if is_stop or count == len(token_ids):
             text += detokenizer.flush()
-        places = [place for stop in ask.stop if (place := text.find(stop)) >= 0]
-        if is_stop or places:
-            return Answer(tuple(token_ids[:count]), text[: min(places, default=None)])
+        ends = range(length + 1, len(text) + 1)
+        # Of those that are complete at one character, the longest counts.
+        found = [(end, end - len(stop)) for stop in ask.stop for end in ends if text.endswith(stop, 0, end)]
+        if found and num_tokens > ask.min_tokens:
+            return Answer(tuple(token_ids[:num_tokens]), text[: min(found)[1]])
+        if is_stop:
+            return Answer(tuple(token_ids[:count]), text)
     return Answer(tuple(token_ids), text)
 
 

@@ -304,12 +304,12 @@ async def _embeds_twice(client: Client, ask: Ask) -> None:
 
 async def _is_two(client: Client, ask: Ask) -> None:
     """Sends the request a second time through another gateway; both read one answer."""
-    # The one whose time is up first cancels the request.
-    cancelled = frozenset({Reason.CLIENT_CANCELLED}) if ask.timeout is not None else frozenset[Reason]()
-    first = asyncio.ensure_future(client.read(ask, client.open(ask), cancelled))
+    # Who has no time left cancels the request.
+    late = frozenset({Reason.CLIENT_CANCELLED}) if ask.timeout else frozenset[Reason]()
+    first = asyncio.ensure_future(client.read(ask, client.open(ask), late))
     await client.away()
     async with client.make_client(client.other_targets) as other:
-        await client.read(ask, client.open(ask, other), cancelled)
+        await client.read(ask, client.open(ask, other), late)
     await first
 
 

@@ -10,6 +10,7 @@ import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import FastAPI
@@ -46,10 +47,11 @@ STEP_SECONDS = (0.01, 0.2)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a simulated cluster."""
+    """The sizes of a simulated cluster. `ranks`: the workers of each replica; `stages`: those of its pipeline."""
 
     num_gateways: int = 2
-    num_workers: int = 2
+    ranks: tuple[int, ...] = (1, 1)
+    stages: int = 1
     num_device_blocks: int = 60
     num_host_blocks: int = 20
     block_size: int = 4
@@ -58,6 +60,16 @@ class Sizes:
     policy: Literal["fcfs", "priority"] = "fcfs"
     max_loras: int = 0
     task: Task = Task.GENERATE
+
+    @property
+    def replicas(self) -> list[list[str]]:
+        """The names of each replica's workers."""
+        numbers = count()
+        return [[f"worker-{next(numbers)}" for _ in range(size)] for size in self.ranks]
+
+    @property
+    def workers(self) -> list[str]:
+        return [name for names in self.replicas for name in names]
 
 
 class Process:
@@ -160,8 +172,8 @@ class Cluster:
         self.sizes = sizes
         self.nodes: dict[str, Node] = {}
         self.deaths: list[tuple[float, str]] = []
-        for number in range(sizes.num_workers):
-            self._add(f"worker-{number}", run_worker)
+        for name in sizes.workers:
+            self._add(name, run_worker)
         self._add("scheduler", run_scheduler)
         for number in range(sizes.num_gateways):
             self._add(f"gateway-{number}", run_gateway)
@@ -212,14 +224,14 @@ async def run_worker(node: Node, process: Process) -> None:
 
 async def run_scheduler(node: Node, process: Process) -> None:
     sizes, base = node.cluster.sizes, SchedulerConfiguration()
-    workers = [f"{name}:{WORKER_PORT}" for name in node.cluster.nodes if name.startswith("worker")]
+    replicas = ["+".join(f"{name}:{WORKER_PORT}" for name in names) for names in sizes.replicas]
     configuration = replace(
         base,
         model=ModelSettings(model="fake"),
         service=replace(
             base.service,
             scheduler_address=f"{node.name}:{SCHEDULER_PORT}",
-            worker_address=",".join(workers),
+            worker_address=",".join(replicas),
             debug_integrity=True,
         ),
         scheduler=replace(
@@ -227,6 +239,11 @@ async def run_scheduler(node: Node, process: Process) -> None:
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             policy=sizes.policy,
+        ),
+        parallel=replace(
+            base.parallel,
+            tensor_parallel_size=max(sizes.ranks) // sizes.stages,
+            pipeline_parallel_size=sizes.stages,
         ),
         lora=LoraSettings(
             max_loras=sizes.max_loras,

@@ -104,7 +104,7 @@ def _operate(cluster: Cluster, method: str, **fields: Any) -> None:
 
 def _drain(cluster: Cluster, fault: Fault) -> None:
     """An operator drains a replica, and takes it back later."""
-    replica = str(int(fault.size * cluster.sizes.num_workers))
+    replica = str(int(fault.size * len(cluster.sizes.ranks)))
     _operate(cluster, "DrainReplica", replica=replica)
     # A scheduler that is started again has forgotten the drain.
     cluster.loop.call_later(fault.seconds, partial(_operate, cluster, "UndrainReplica", replica=replica))
@@ -138,10 +138,27 @@ def _pin_adapter(cluster: Cluster, fault: Fault) -> None:
     cluster.loop.call_later(fault.seconds, partial(_operate, cluster, "PinLora", name=name, pinned=False))
 
 
+def _spoil(name: str, value: object) -> Callable[[Cluster, Fault], None]:
+    """Returns a fault that lets a fake worker do something wrong."""
+
+    def spoil(cluster: Cluster, fault: Fault) -> None:
+        workers = cluster.sizes.workers
+        worker = cluster.nodes[workers[int(fault.size * len(workers))]]
+        if worker.service is not None:
+            setattr(worker.service, name, value)
+
+    return spoil
+
+
 # The kinds that strike both targets.
 PAIRS = frozenset({"kill two", "part", "flap", "delay"})
-# The kinds that strike none of the targets, but what they choose.
-OF_NO_TARGET = frozenset({"drain", "reset cache", "break", "load adapter", "unload adapter", "pin adapter"})
+# The kinds that strike what they choose themselves.
+OF_NO_TARGET = frozenset(
+    {
+        *("drain", "reset cache", "break", "load adapter", "unload adapter", "pin adapter"),
+        *("refuse a step", "answer wrong", "lose the group", "skew a rank"),
+    }
+)
 FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "kill": _kill,
     "kill silently": _kill_silently,
@@ -157,6 +174,10 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "jump": _jump,
     "drain": _drain,
     "reset cache": _reset_cache,
+    "refuse a step": _spoil("refuse_next", "on purpose"),
+    "answer wrong": _spoil("skew_next", value=True),
+    "lose the group": _spoil("lose_group_next", value=True),
+    "skew a rank": _spoil("num_epochs_to_skew", 1),
     "load adapter": _load_adapter,
     "unload adapter": _unload_adapter,
     "pin adapter": _pin_adapter,

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tests.kit.simulation.asks import Ask
 
 
+# The workers of each replica, and the stages of their pipelines.
+SHAPES = (((1,), 1), ((1, 1), 1), ((1, 1), 1), ((1, 1, 1), 1), ((1, 2), 1), ((1, 2), 1), ((4,), 1), ((2, 2), 2))
+
+
 @dataclass(frozen=True)
 class Fault:
     """Something that goes wrong.
@@ -58,7 +62,7 @@ def draw_scenario(
     else:
         asks = tuple(draw_ask(draw, number, features, conducts) for number in range(num_asks))
     names = [
-        *(f"worker-{number}" for number in range(sizes.num_workers)),
+        *sizes.workers,
         *(f"gateway-{number}" for number in range(sizes.num_gateways)),
         "scheduler",
     ]
@@ -71,8 +75,10 @@ def draw_scenario(
 
 
 def _draw_sizes(draw: random.Random, features: Sequence[str]) -> Sizes:
+    ranks, stages = draw.choice(SHAPES)
     return Sizes(
-        num_workers=draw.choice((1, 2, 2, 3)),
+        ranks=ranks,
+        stages=stages,
         num_device_blocks=draw.choice((140, 150, 200, 400)),
         num_host_blocks=draw.choice((0, 10, 60, 200)),
         block_size=4,
