@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 10_000.0
 # How long clients that come back stay away; shorter than the resume window of 60 s.
 AWAY_SECONDS = (0.0, 8.0)
-# A request that so many workers died with is given up.
-NUM_POISON_DEATHS = 2
+# A request is given up once its worker was lost three times in a row, or two replicas refused or answered it wrongly.
+NUM_LOSSES, NUM_REFUSALS = 3, 2
+REFUSALS = ("refuse a step", "answer wrong", "skew a rank", "lose the group")
 # The same for clients that bring their request along, which gateways may have forgotten.
 LONG_AWAY_SECONDS = (0.0, 150.0)
 NUM_TENANTS = 3
@@ -122,7 +123,10 @@ class Client:
         self.report.outcomes[error.reason.value] += 1
         since = self.begin + ask.at
         if error.reason is Reason.POISON_REQUEST:
-            is_deserved = self._cluster.num_deaths("worker", since) >= NUM_POISON_DEATHS
+            # A worker is lost to its scheduler with its process, its connection, or by what it says.
+            is_deserved = self._cluster.num_strikes(since) >= NUM_LOSSES
+        elif error.reason is Reason.BUG:
+            is_deserved = self._cluster.num_strikes(since, *REFUSALS) >= NUM_REFUSALS
         elif error.reason is Reason.REQUEST_EXPIRED:
             # Who left before the end may lose the answer with the scheduler and the gateway that knew it.
             is_deserved = error.reason in allowed and self._cluster.num_deaths("scheduler", since) > 0

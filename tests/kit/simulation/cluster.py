@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT = 50051, 50052, 50060, 50070
 # 2026 in seconds since 1970: the wall clock's time at the start.
 WALL_SECONDS = 1.78e9
+# Faults may last so long.
+FELT_SECONDS = 15.0
 # How long a supervisor takes to start a process again.
 RESTART_SECONDS = (0.05, 2.0)
 STEP_SECONDS = (0.01, 0.2)
@@ -164,6 +166,7 @@ class Cluster:
 
     Attributes:
         deaths: when which node's process ended, killed or by itself.
+        strikes: when there was a fault of which kind.
     """
 
     def __init__(self, loop: SimLoop, sizes: Sizes) -> None:
@@ -172,6 +175,7 @@ class Cluster:
         self.sizes = sizes
         self.nodes: dict[str, Node] = {}
         self.deaths: list[tuple[float, str]] = []
+        self.strikes: list[tuple[float, str]] = []
         for name in sizes.workers:
             self._add(name, run_worker)
         self._add("scheduler", run_scheduler)
@@ -191,6 +195,10 @@ class Cluster:
     def num_deaths(self, role: str, since: float) -> int:
         """Counts the ends of processes of a role since a time."""
         return sum(at >= since and name.startswith(role) for at, name in self.deaths)
+
+    def num_strikes(self, since: float, *kinds: str) -> int:
+        """Counts the faults of some kinds, or of all, since a time, and those that may still be felt then."""
+        return sum(at >= since - FELT_SECONDS and (not kinds or kind in kinds) for at, kind in self.strikes)
 
     @property
     def targets(self) -> list[str]:
