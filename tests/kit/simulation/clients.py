@@ -122,14 +122,15 @@ class Client:
         """
         self.report.outcomes[error.reason.value] += 1
         since = self.begin + ask.at
+        # A worker is lost to its scheduler with its process, its connection, or by what it says.
+        is_poison = self._cluster.num_strikes(since) >= NUM_LOSSES
         if error.reason is Reason.POISON_REQUEST:
-            # A worker is lost to its scheduler with its process, its connection, or by what it says.
-            is_deserved = self._cluster.num_strikes(since) >= NUM_LOSSES
+            is_deserved = is_poison
         elif error.reason is Reason.BUG:
             is_deserved = self._cluster.num_strikes(since, *REFUSALS) >= NUM_REFUSALS
         elif error.reason is Reason.REQUEST_EXPIRED:
-            # Who left before the end may lose the answer with the scheduler and the gateway that knew it.
-            is_deserved = error.reason in allowed and self._cluster.num_deaths("scheduler", since) > 0
+            # Who left may lose an answer with the scheduler and the gateway that knew it. Failed requests are not kept.
+            is_deserved = error.reason in allowed and (is_poison or self._cluster.num_deaths("scheduler", since) > 0)
         else:
             is_deserved = error.reason in allowed
         if not is_deserved:
