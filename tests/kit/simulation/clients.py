@@ -215,6 +215,17 @@ def cut_off(stream: AsyncStream) -> None:
 # What clients do.
 
 
+async def _at_two(client: Client, work: Callable[[AsyncClient], Awaitable[Any]]) -> None:
+    """Does something at the client's gateway, and meanwhile at another one again."""
+
+    async def do_again() -> None:
+        await client.away()
+        async with client.make_client(client.other_targets) as other:
+            await work(other)
+
+    await asyncio.gather(work(client.client), do_again())
+
+
 async def _reads(client: Client, ask: Ask) -> None:
     """Reads to the end."""
     await client.read(ask, client.open(ask))
@@ -261,11 +272,7 @@ async def _moves_on(client: Client, ask: Ask) -> None:
 
 async def _asks_once(client: Client, ask: Ask) -> None:
     """Asks for the whole answer at once, and meanwhile at another gateway again."""
-    first = asyncio.ensure_future(client.generate(ask, client.client))
-    await client.away()
-    async with client.make_client(client.other_targets) as other:
-        await client.generate(ask, other)
-    await first
+    await _at_two(client, lambda one: client.generate(ask, one))
 
 
 async def _embeds(client: Client, ask: Ask) -> None:
@@ -275,22 +282,14 @@ async def _embeds(client: Client, ask: Ask) -> None:
 
 async def _embeds_twice(client: Client, ask: Ask) -> None:
     """Asks for vectors, and meanwhile at another gateway for the same ones."""
-    first = asyncio.ensure_future(_embeds(client, ask))
-    await client.away()
-    async with client.make_client(client.other_targets) as other:
-        await client.embed(ask, other)
-    await first
+    await _at_two(client, lambda one: client.embed(ask, one))
 
 
 async def _is_two(client: Client, ask: Ask) -> None:
     """Sends the request a second time through another gateway; both read one answer."""
     # Who has no time left cancels the request.
     late = frozenset({Reason.CLIENT_CANCELLED}) if ask.timeout else frozenset[Reason]()
-    first = asyncio.ensure_future(client.read(ask, client.open(ask), late))
-    await client.away()
-    async with client.make_client(client.other_targets) as other:
-        await client.read(ask, client.open(ask, other), late)
-    await first
+    await _at_two(client, lambda one: client.read(ask, client.open(ask, one), late))
 
 
 async def _is_cancelled(client: Client, ask: Ask) -> None:

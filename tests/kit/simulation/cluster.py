@@ -166,6 +166,8 @@ class Cluster:
         self.network = Network(loop)
         self.sizes = sizes
         self.nodes: dict[str, Node] = {}
+        # The process from which operators call.
+        self.operator = Process(self, "operator", 0)
         for name in sizes.workers:
             self._add(name, run_worker)
         self._add("scheduler", run_scheduler)
@@ -223,6 +225,7 @@ async def run_scheduler(node: Node, process: Process) -> None:
             scheduler_address=f"{node.name}:{SCHEDULER_PORT}",
             worker_address=",".join(replicas),
             debug_integrity=True,
+            wait_while_asleep=True,
         ),
         scheduler=replace(
             base.scheduler,

@@ -6,10 +6,11 @@ The mix of faults is drawn too: some scenarios have one kind of fault only, some
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blockyard.contract.models import Task
+from blockyard.errors import Reason
 from tests.kit.simulation.asks import FEATURES, SECONDS, draw_ask, draw_pooling_ask
 from tests.kit.simulation.cluster import Sizes
 
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from tests.kit.simulation.asks import Ask
 
 
+# The errors with which any request may fail because of what goes wrong. A request whose steps are refused repeatedly
+# is taken for the cause.
+ALLOWED_BY = {
+    "sleep": Reason.SLEEPING,
+    "update weights": Reason.SLEEPING,
+    "refuse a step": Reason.BUG,
+    "answer wrong": Reason.BUG,
+}
 # The workers of each replica, and the stages of their pipelines.
 SHAPES = (((1,), 1), ((1, 1), 1), ((1, 1), 1), ((1, 1, 1), 1), ((1, 2), 1), ((1, 2), 1), ((4,), 1), ((2, 2), 2))
 
@@ -71,6 +80,8 @@ def draw_scenario(
     used = draw.sample(kinds, draw.randint(1, len(kinds))) if draw.random() < 0.7 else kinds
     num_faults = 0 if draw.random() < 0.05 else draw.choice((1, 2, 3, 6, 6, 6, 9, 15))
     faults = tuple(_draw_fault(draw, names, used) for _ in range(num_faults))
+    more_allowed = {ALLOWED_BY[fault.kind] for fault in faults if fault.kind in ALLOWED_BY}
+    asks = tuple(replace(ask, allowed=ask.allowed | more_allowed) for ask in asks)
     return Scenario(seed, sizes, asks, sorted(faults, key=lambda fault: fault.at))
 
 
