@@ -123,6 +123,13 @@ class Ask:
             options["model"] = self.adapter
         return options | ({"beam_search": self.beams} if self.beams else {"seed": self.seed})
 
+    @property
+    def http_body(self) -> bytes:
+        """The call of OpenAI's API of completions."""
+        body = self.options | {"prompt": self.prompt, "stream": True}
+        del body["request_id"]
+        return json.dumps(body).encode()
+
 
 class Answer(NamedTuple):
     """A sequence of an answer."""
@@ -238,6 +245,8 @@ FEATURES: dict[str, Callable[[random.Random, Ask], Ask]] = {
     "queue time": _draw_queue_time,
     "timeout": _draw_timeout,
 }
+# What clients do over HTTP, and over gRPC with pooling calls.
+HTTP_CONDUCTS, POOLING_CONDUCTS = ("streams over HTTP", "is cut off over HTTP"), ("embeds", "embeds twice")
 # How many requests use a feature that the scenario has.
 FEATURE_SHARE = 0.25
 
@@ -256,6 +265,8 @@ def draw_ask(draw: random.Random, number: int, features: Sequence[str], conducts
         # Beams have no texts to stop at, and cost most.
         ask = replace(ask, n=min(ask.n, ask.beams.width), max_tokens=min(ask.max_tokens, 12), stop=())
     conduct = "reads" if draw.random() < 0.6 else draw.choice(conducts)
+    if conduct in HTTP_CONDUCTS and (ask.beams or ask.timeout):
+        conduct = "reads"
     return replace(ask, conduct=conduct, num_events=draw.randint(0, 12))
 
 
@@ -264,4 +275,4 @@ def draw_pooling_ask(draw: random.Random, number: int) -> Ask:
     lengths = [draw.randint(1, 40) for _ in range(draw.choice((1, 2, 8)))]
     inputs = tuple(tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(length)) for length in lengths)
     begin, client = draw.uniform(0.0, SECONDS), draw.randrange(16)
-    return Ask(number, begin, client, inputs=inputs, conduct=draw.choice(("embeds", "embeds", "embeds twice")))
+    return Ask(number, begin, client, inputs=inputs, conduct=draw.choice(POOLING_CONDUCTS))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections import Counter
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockyard.client.asynchronous import AsyncClient, AsyncStream
 from blockyard.client.codec import make_spec
 from blockyard.client.retry import RetryPolicy
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import TABLE, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from tests.kit.oracles.transcript import Transcript, read
 from tests.kit.simulation.asks import answers_alone, vectors_alone
-from tests.kit.simulation.cluster import Process
+from tests.kit.simulation.cluster import HTTP_PORT, Process
+from tests.kit.simulation.http import Call, HttpError, read_events
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -74,7 +79,7 @@ class Client:
         self.process = Process(cluster, f"client-{number}", 0)
         self.report = report
         self._loop = cluster.loop
-        self._tenant = f"tenant-{number % NUM_TENANTS}"
+        self.tenant = f"tenant-{number % NUM_TENANTS}"
         first = number % len(cluster.targets)
         self._targets = [*cluster.targets[first:], *cluster.targets[:first]]
         self._client: AsyncClient | None = None
@@ -89,7 +94,11 @@ class Client:
     def make_client(self, targets: list[str]) -> AsyncClient:
         retry = RetryPolicy(max_attempts=10_000, resume_seconds=PATIENCE_SECONDS)
         process = self.process
-        return AsyncClient(targets, retry=retry, tenant=self._tenant, clock=process.clock, transport=process.transport)
+        return AsyncClient(targets, retry=retry, tenant=self.tenant, clock=process.clock, transport=process.transport)
+
+    @property
+    def http_targets(self) -> list[str]:
+        return [f"{target.partition(':')[0]}:{HTTP_PORT}" for target in self._targets]
 
     @property
     def other_targets(self) -> list[str]:
@@ -275,6 +284,63 @@ async def _asks_once(client: Client, ask: Ask) -> None:
     await _at_two(client, lambda one: client.generate(ask, one))
 
 
+class _HttpStream:
+    """A stream of OpenAI's completions, with what a client keeps of it to read on."""
+
+    def __init__(self, ask: Ask, headers: dict[str, str]) -> None:
+        self.place = ""
+        self.is_over = False
+        self.num_events = 0
+        self.sequences = {index: (list[int](), list[str]()) for index in range(ask.n)}
+        self._headers = {"Content-Type": "application/json", "Idempotency-Key": ask.request_id, **headers}
+        self._body = ask.http_body
+
+    @property
+    def call(self) -> Call:
+        headers = self._headers | ({"Last-Event-ID": self.place} if self.place else {})
+        return Call("POST", "/v1/completions", headers, self._body)
+
+    def take(self, place: str, data: str) -> None:
+        """Takes an event; raises HttpError if it is one."""
+        self.num_events += 1
+        self.is_over = data == "[DONE]"
+        chunk: dict[str, Any] = {} if self.is_over else json.loads(data)
+        if "error" in chunk:
+            raise HttpError(200, chunk["error"])
+        for choice in chunk.get("choices", ()):
+            token_ids, texts = self.sequences[choice["index"]]
+            token_ids += choice.get("token_ids") or []
+            texts.append(choice["text"])
+        self.place = place or self.place
+
+
+async def _streams_over_http(client: Client, ask: Ask, is_cut_off: bool = False) -> None:
+    """Reads a stream of OpenAI's API; when the connection is lost, sends the call again elsewhere, and reads on.
+
+    `is_cut_off`: the client closes the first connection itself after some events.
+    """
+    stream = _HttpStream(ask, {"X-Blockyard-Tenant": client.tenant})
+    for target in cycle(client.http_targets):
+        try:
+            async with aclosing(read_events(client.process, target, stream.call)) as events:
+                async for place, data in events:
+                    stream.take(place, data)
+                    if is_cut_off and stream.num_events == ask.num_events:
+                        break
+        except HttpError as error:
+            reason = Reason(error.error["reason"])
+            if TABLE[reason].http_status != HTTPStatus.SERVICE_UNAVAILABLE:
+                client.check_error(BlockyardError(reason, str(error.error)), ask.allowed)
+                return
+        except (ConnectionError, TimeoutError):
+            client.report.num_resumes += 1
+        if stream.is_over:
+            break
+        await asyncio.sleep(client.process.random.uniform(0.1, 1.0))
+    check_whole(ask, {index: (ids, "".join(texts)) for index, (ids, texts) in stream.sequences.items()})
+    client.report.outcomes["streamed over HTTP"] += 1
+
+
 async def _embeds(client: Client, ask: Ask) -> None:
     """Asks for vectors."""
     await client.embed(ask, client.client)
@@ -311,6 +377,8 @@ CONDUCTS: dict[str, Callable[[Client, Ask], Awaitable[None]]] = {
     "is cancelled": _is_cancelled,
     "moves on": _moves_on,
     "asks once": _asks_once,
+    "streams over HTTP": _streams_over_http,
+    "is cut off over HTTP": partial(_streams_over_http, is_cut_off=True),
     "embeds": _embeds,
     "embeds twice": _embeds_twice,
 }

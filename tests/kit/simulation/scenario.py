@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.models import Task
 from blockyard.errors import Reason
-from tests.kit.simulation.asks import FEATURES, SECONDS, draw_ask, draw_pooling_ask
+from tests.kit.simulation.asks import FEATURES, HTTP_CONDUCTS, SECONDS, draw_ask, draw_pooling_ask
 from tests.kit.simulation.cluster import Sizes
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def draw_scenario(
     if sizes.task is Task.EMBED:
         asks = tuple(draw_pooling_ask(draw, number) for number in range(num_asks))
     else:
+        conducts = [*conducts, *HTTP_CONDUCTS * len(conducts)] if sizes.has_http else conducts
         asks = tuple(draw_ask(draw, number, features, conducts) for number in range(num_asks))
     names = [
         *sizes.workers,
@@ -97,6 +98,8 @@ def _draw_sizes(draw: random.Random, features: Sequence[str]) -> Sizes:
         max_num_batched_tokens=draw.choice((16, 64, 256)),
         policy=draw.choice(("fcfs", "priority")),
         max_loras=draw.choice((1, 2, 3)) if "adapter" in features else 0,
+        # The applications of HTTP are slow to make.
+        has_http=draw.random() < 0.1,
         task=Task.EMBED if draw.random() < 0.08 else Task.GENERATE,
     )
 
