@@ -32,6 +32,7 @@ from tests.kit.simulation.asks import ADAPTERS, MAX_MODEL_LEN, MODEL, VOCAB_SIZE
 from tests.kit.simulation.device import SimDevice
 from tests.kit.simulation.http import SimHttpFront
 from tests.kit.simulation.network import Network
+from tests.kit.simulation.points import Points
 from tests.kit.simulation.transport import SimTransport
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ class Cluster:
         self.network = Network(loop)
         self.sizes = sizes
         self.nodes: dict[str, Node] = {}
+        self.points = Points(self)
         # The process from which operators call.
         self.operator = Process(self, "operator", 0)
         for name in sizes.workers:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # The largest factor by which a process is slowed.
 MAX_SLOWDOWN = 2000.0
+# The largest chance that something goes wrong at a point.
+MAX_CHANCE = 0.05
 
 
 def _kill(cluster: Cluster, fault: Fault) -> None:
@@ -82,6 +84,11 @@ def _jump(cluster: Cluster, fault: Fault) -> None:
     cluster.nodes[fault.targets[0]].process.wall_offset += (fault.size - 0.5) * 7200
 
 
+def _at_points(cluster: Cluster, fault: Fault) -> None:
+    cluster.points.chance = fault.size * MAX_CHANCE
+    cluster.loop.call_later(fault.seconds, setattr, cluster.points, "chance", 0.0)
+
+
 def _operate(work: Callable[[Operator], Awaitable[None]]) -> Callable[[Cluster, Fault], None]:
     """Returns a fault that is no fault, but what an operator does."""
 
@@ -89,6 +96,15 @@ def _operate(work: Callable[[Operator], Awaitable[None]]) -> Callable[[Cluster, 
         cluster.loop.spawn(cluster.operator.owner, work(Operator(cluster, fault)), f"operator-{fault.kind}")
 
     return operate
+
+
+# What a fake worker can be told to do wrong: an attribute of it, and its value.
+SPOILS: dict[str, tuple[str, object]] = {
+    "refuse a step": ("refuse_next", "on purpose"),
+    "answer wrong": ("skew_next", True),
+    "lose the group": ("lose_group_next", True),
+    "skew a rank": ("num_epochs_to_skew", 1),
+}
 
 
 def _spoil(name: str, value: object) -> Callable[[Cluster, Fault], None]:
@@ -118,11 +134,11 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "delay": _delay,
     "stop": _stop,
     "jump": _jump,
-    "refuse a step": _spoil("refuse_next", "on purpose"),
-    "answer wrong": _spoil("skew_next", value=True),
-    "lose the group": _spoil("lose_group_next", value=True),
-    "skew a rank": _spoil("num_epochs_to_skew", 1),
+    "at points": _at_points,
+    **{kind: _spoil(*what) for kind, what in SPOILS.items()},
     **{kind: _operate(work) for kind, work in OPERATIONS.items()},
 }
 # The kinds that strike what they choose themselves.
-OF_NO_TARGET = frozenset({"break", "refuse a step", "answer wrong", "lose the group", "skew a rank", *OPERATIONS})
+OF_NO_TARGET = frozenset(
+    {"break", "at points", "refuse a step", "answer wrong", "lose the group", "skew a rank", *OPERATIONS}
+)

@@ -27,6 +27,7 @@ ALLOWED_BY = {
     "update weights": Reason.SLEEPING,
     "refuse a step": Reason.BUG,
     "answer wrong": Reason.BUG,
+    "at points": Reason.BUG,
 }
 # The workers of each replica, and the stages of their pipelines.
 SHAPES = (((1,), 1), ((1, 1), 1), ((1, 1), 1), ((1, 1, 1), 1), ((1, 2), 1), ((1, 2), 1), ((4,), 1), ((2, 2), 2))
