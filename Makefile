@@ -9,6 +9,8 @@
 #   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
 #   make chaos   ten minutes of kills, freezes and partitions, two each of replicas of two workers and of two stages, each
 #                failure of a rank by itself, a thousand cut connections, models that take turns; SECONDS=… SEED=…
+#   make sim     ten minutes of simulated clusters with faults, from fresh seeds, on all processors; MINUTES and SEED
+#                change that
 #   make fuzz    100,000 changed messages of each kind into the services; minutes; CASES=… SEED=…
 #   make soak    ten minutes at four fifths of the capacity: memory stays flat and nothing is left behind; SECONDS=…
 #   make bench   the ratios, on a quiet machine, into benchmarks/results/
@@ -52,7 +54,7 @@ export NO_MKDOCS_2_WARNING := 1
 # The tests start hundreds of processes, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test whole unit check lint protos sanitize chaos fuzz soak bench docs wheel wheel-test images sbom push \
+.PHONY: setup demo test whole unit check lint protos sanitize chaos sim fuzz soak bench docs wheel wheel-test images sbom push \
 	notes up down e2e clean
 
 setup: $(INSTALLED)
@@ -111,6 +113,9 @@ chaos: setup
 	$(BIN)/python -m tests.kit.chaos.cuts --cuts 1000 --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.kit.chaos.scheduler_kills --kills 50
 	$(BIN)/python -m tests.kit.chaos.model_switches --requests 200 --kills 40 --seed $(or $(SEED),1)
+
+sim: setup
+	$(BIN)/python -m tests.kit.simulation run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) --write
 
 fuzz: setup
 	$(BIN)/python -m tests.kit.fuzz --cases $(or $(CASES),100000) --seed $(or $(SEED),1)

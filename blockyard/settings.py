@@ -159,7 +159,13 @@ def resolve(configuration: type[T], flags: Mapping[str, Any], *, environment: Ma
     environment = os.environ if environment is None else environment
     settings = settings_of(configuration)
     file, in_file = _read_file(flags, environment)
+    has_models = in_file.pop(MODELS, None) is not None
     problems = _find_unknown(f"--config {file}", in_file, [setting.name for setting in settings])
+    if has_models:
+        problems.append(
+            f"--config {file}: the list {MODELS} is for `blockyard serve`, `up` and `run` and for gateways, and here "
+            "one model is meant: name it, and give its settings as flags or without the list"
+        )
     given = {setting.name: _given(setting, flags, environment, file, in_file) for setting in settings}
     return _build(configuration, given, problems)
 

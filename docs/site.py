@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent
 LINK = re.compile(r"(\]\()([^)\s]+)(?=\))")
-SECTIONS = {"Guides": "guides", "Concepts": "concepts", "Reference": "reference"}
+SECTIONS = {"Guides": "guides", "Concepts": "concepts", "Reliability": "reliability", "Reference": "reference"}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

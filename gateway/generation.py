@@ -140,6 +140,17 @@ class GenerationService:
         """Returns whether requests may name this model. An empty name means the first model."""
         return any(model.serves(name) for model in self._models)
 
+    async def load(self, name: str) -> Model:
+        """Loads a model that starts on demand, as a request for it does, and waits for that; see ServedModel.load.
+
+        `name`: of a model or an adapter; empty: the first model. Returns the card of the name. Raises BlockyardError
+        MODEL_NOT_FOUND or NO_READY_WORKER.
+        """
+        self.resolve_model(name)
+        model = self.model_of(name)
+        await model.load()
+        return self.find_model(name or model.name)
+
     def is_loading(self, name: str) -> bool:
         """Returns whether requests for a model or an adapter wait because it is being loaded on demand."""
         return bool(self.model_of(name).loading)

@@ -6,11 +6,12 @@ Knows nothing of the other models of the gateway; `gateway.generation` chooses t
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.clock import SYSTEM, Clock
-from blockyard.contract.models import Model
+from blockyard.contract.models import LoadState, Model
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.codec import state as state_codec
 from gateway.grammars.checking import GrammarChecks
@@ -23,7 +24,7 @@ from gateway.text.adapter_tokenizers import AdapterTokenizers, require_vocabular
 from gateway.validation import length_limit, unknown_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from blockyard.contract.request import Position
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from gateway.request import GenerationRequest
     from gateway.text.encoding import Encoding
     from gateway.text.tokenizer import Tokenizer
+
+
+_WAITING = "waiting for its scheduler"
 
 
 class ModelAway(BlockyardError):
@@ -91,9 +95,9 @@ class ServedModel:
         self._encoding = encoding
         self._admission = admission
         self._served = served
-        self._starts_on_demand = starts_on_demand
+        self.starts_on_demand = starts_on_demand
         self._max_wait_seconds = max_wait_seconds
-        # The number of requests that wait for the model's facts.
+        # The number of requests that wait for the model's facts, and of calls that wait for its load.
         self._num_early = 0
         self._tokenizers = AdapterTokenizers(tokenizer, lora_root)
         self._preparation = Preparation(
@@ -141,7 +145,7 @@ class ServedModel:
         card has what the tokenizer knows.
         """
         if (facts := self.link.facts) is None:
-            return [_make_early_card(self.name, self.tokenizer)] if self._starts_on_demand else []
+            return [_make_early_card(self.name, self.tokenizer)] if self.starts_on_demand else []
         model = _make_model_card(self.name, facts, self.pooling.find_width(facts), self.tokenizer)
         return [model, *(_make_card(adapter, model, self._tokenizers) for adapter in self.link.loras.values())]
 
@@ -160,41 +164,74 @@ class ServedModel:
         Raises BlockyardError NO_READY_WORKER if they are not known, or do not come in time.
         """
         link = self.link
-        if self._starts_on_demand and link.facts is None:
-            self._num_early += 1
-            try:
+        if self.starts_on_demand and link.facts is None:
+            with self._waiting():
                 async with asyncio.timeout(self._max_wait_seconds):
                     await link.wait_until(lambda: link.facts is not None)
-            except TimeoutError:
-                pass
-            finally:
-                self._num_early -= 1
         return self.facts()
+
+    async def load(self) -> None:
+        """Waits until the model is loaded. A model that starts on demand is loaded as for a request.
+
+        Raises BlockyardError NO_READY_WORKER if the load fails, or does not end in time, or if nothing starts it.
+        """
+        link = self.link
+        if self.starts_on_demand:
+            with self._waiting():
+                async with asyncio.timeout(self._max_wait_seconds):
+                    await link.wait_until(lambda: link.is_ready or link.needs_repair)
+        if not link.is_ready:
+            message = f"{self.name!r} is not loaded: {self._progress}"
+            raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=RETRY_SECONDS)
+
+    @contextmanager
+    def _waiting(self) -> Generator[None]:
+        """Counts a caller that waits for the model, which starts the model, and ends with its timeout."""
+        self._num_early += 1
+        try:
+            with suppress(TimeoutError):
+                yield
+        finally:
+            self._num_early -= 1
 
     @property
     def is_ready(self) -> bool:
         """Whether requests for the model should be sent here. Any thread may read it."""
-        return self.link.is_ready or self._starts_on_demand
+        return self.link.is_ready or self.starts_on_demand
 
     @property
     def is_away(self) -> bool:
         """Whether no scheduler runs, and a request starts one."""
-        return self._starts_on_demand and not self.link.takes_requests
+        return self.starts_on_demand and not self.link.takes_requests
 
     @property
     def message(self) -> str:
         """Why requests would not be computed now, for a person; empty if they would be."""
-        if self.is_away and not self.num_requests:
-            return _make_away(self.name).message
+        if self.starts_on_demand and not self.link.is_attached:
+            return _WAITING if self.num_requests else _make_away(self.name).message
         return self.link.message
+
+    @property
+    def state(self) -> LoadState:
+        """Whether the model is loaded; `message` tells why it is not."""
+        if self.link.is_ready:
+            return LoadState.READY
+        if self.link.needs_repair:
+            return LoadState.FAILED
+        if not self.starts_on_demand:
+            return LoadState.NOT_READY
+        return LoadState.LOADING if self.link.is_attached or self.num_requests else LoadState.UNLOADED
 
     @property
     def loading(self) -> str:
         """What is being done to load a model that starts on demand, for a person; empty: it is loaded."""
-        if self.link.is_ready or not self._starts_on_demand:
+        if self.link.is_ready or not self.starts_on_demand:
             return ""
-        state = " ".join(self.link.message.split()) if self.link.is_attached else "waiting for its scheduler"
-        return f"loading {self.name}: {state}"
+        return f"loading {self.name}: {self._progress}"
+
+    @property
+    def _progress(self) -> str:
+        return " ".join(self.link.message.split()) if self.link.is_attached else _WAITING
 
     @property
     def num_requests(self) -> int:

@@ -167,6 +167,8 @@ class Server:
             gateway_id=gateway_id,
             model_digest=tokenizer.model_digest,
             peer=identity.peer("scheduler"),
+            model_name=model_name(configuration),
+            starts_on_demand=service.starts_on_demand,
             clock=self.generation.clock,
             transport=self._transport,
         )

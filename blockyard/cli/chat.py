@@ -19,13 +19,14 @@ from blockyard.contract.events import Loading
 from blockyard.errors import BlockyardError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from blockyard.contract.events import Delta
 
 HELP = f"""\
 /clear            forget the conversation
 /system TEXT      begin a new one with this message of the system
+/model NAME       go on with another model of the server; without a name: list them
 /set NAME VALUE   change {", ".join(CHANGEABLE)}; without a value: the model's default
 /quit             end; so does Ctrl-D
 Ctrl-C            stop an answer
@@ -96,14 +97,31 @@ def _obey(conversation: Conversation, command: str, rest: str) -> None:
             conversation.clear()
         case "/system":
             conversation.begin(rest)
+        case "/model":
+            _obey_safely(lambda: _choose_model(conversation, rest))
         case "/set":
             name, _, value = rest.partition(" ")
-            try:
-                conversation.set_option(name, value.strip())
-            except ValueError as error:
-                typer.echo(f"error: {error}", err=True)
+            _obey_safely(lambda: conversation.set_option(name, value.strip()))
         case _:
             typer.echo(f"error: there is no {command}: /help lists what there is", err=True)
+
+
+def _obey_safely(act: Callable[[], None]) -> None:
+    """Runs a command, and writes what is wrong with it."""
+    try:
+        act()
+    except (ValueError, BlockyardError) as error:
+        typer.echo(f"error: {error}", err=True)
+
+
+def _choose_model(conversation: Conversation, name: str) -> None:
+    """Goes on with a model; without a name, lists all of them and marks the present one."""
+    if name:
+        conversation.choose_model(name)
+        typer.echo(f"{name} {'answers' if conversation.is_chat else 'continues texts'} from now on", err=True)
+        return
+    for each in conversation.list_models():
+        typer.echo(f"{'*' if each == conversation.options.get('model') else ' '} {each}", err=True)
 
 
 def _answer(conversation: Conversation, text: str, *, is_terminal: bool) -> None:

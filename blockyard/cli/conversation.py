@@ -55,6 +55,18 @@ class Conversation:
         else:
             options.pop(name, None)
 
+    def list_models(self) -> list[str]:
+        """Lists the names that `choose_model` takes. Raises BlockyardError."""
+        return [model.name for model in self._client.list_models()]
+
+    def choose_model(self, name: str) -> None:
+        """Continues with another model of the server. Raises ValueError if there is none, and BlockyardError."""
+        models = {model.name: model for model in self._client.list_models()}
+        if name not in models:
+            raise ValueError(f"there is no {name}; there are {', '.join(models)}")
+        self.options["model"] = name
+        self.is_chat = models[name].has_chat_template
+
     def ask(self, text: str) -> Generator[Delta | Loading]:
         """Sends a message and yields the answer piece by piece. Keeps the text of an interrupted answer too.
 

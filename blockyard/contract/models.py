@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 
 class Task(StrEnum):
@@ -28,6 +28,16 @@ TASKS = ("auto", *(task.value for task in Task if task is not Task.UNSPECIFIED))
 def parse_task(name: str) -> Task:
     """Returns the task of a `--task` value; auto is UNSPECIFIED."""
     return Task.UNSPECIFIED if name == "auto" else Task(name)
+
+
+class LoadState(IntEnum):
+    """Whether a model of a gateway is loaded. Names and numbers are those of ModelState in the admin API."""
+
+    READY = 1
+    LOADING = 2
+    UNLOADED = 3
+    FAILED = 4
+    NOT_READY = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,10 +78,14 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether the scheduler can serve requests now; if not, `message` says what is missing."""
+    """Whether the scheduler can serve requests now; if not, `message` says what is missing.
+
+    `needs_repair`: waiting does not help, somebody has to repair what the message names.
+    """
 
     ready: bool
     message: str = ""
+    needs_repair: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,7 @@ OPENAI = """\
 | `POST /v1/completions`, `POST /v1/chat/completions` | the calls that generate |
 | `GET /v1/requests/{{id}}/stream`, `DELETE /v1/requests/{{id}}` | read it again, end it: [how](../guides/resume.md) |
 | `GET /v1/models`, `GET /v1/models/{{id}}` | the model that is served, its length, and whether it takes messages |
+| `POST /v1/models/load` | load `model`, one of several, before its first request: [how](../guides/several-models.md) |
 | `POST /tokenize`, `POST /detokenize` | the ids of a prompt or a chat, the text of ids |
 | `GET /health/ready` (and `/health`) | 200 when requests can be served now, else 503, why not, and `Retry-After` |
 | `GET /health/live`, `GET /health/startup` | 200 while the process works, and once it has started |

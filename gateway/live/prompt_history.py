@@ -108,7 +108,7 @@ class PromptHistory:
         if not state.was_accepted:
             return
         log = state.request_log
-        computed_at = log.first_token_at or (now if state.has_ended else None)
+        computed_at = now if log.first_token_at is None and state.has_ended else log.first_token_at
         prompt = PastPrompt(
             state.submission, state.answers[0].token_ids, state.num_cached_prompt_tokens, log.arrived_at, computed_at
         )

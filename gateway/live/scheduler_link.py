@@ -112,6 +112,11 @@ class SchedulerReadiness:
             return ""
         return self._readiness.message or "the scheduler has not sent its model's facts yet"
 
+    @property
+    def needs_repair(self) -> bool:
+        """Whether the scheduler is not ready and waiting does not help: somebody has to repair what `message` names."""
+        return self.has_other_model or self._readiness.needs_repair
+
     def _apply(self, progress: Progress) -> bool:
         """Applies a message's facts and readiness; returns whether the message has either."""
         if progress.facts is not None:
@@ -140,6 +145,14 @@ class SchedulerReadiness:
 class SchedulerLink(SchedulerReadiness):
     """Keeps one gateway attached to its scheduler.
 
+    Args:
+        address: the scheduler's address.
+        gateway_id: a random id of the gateway's process.
+        model_digest: SHA-256 of this gateway's config.json, in hex.
+        peer: the credentials for the scheduler.
+        model_name: the model's name, for the log.
+        starts_on_demand: whether a scheduler that stops has only been unloaded, which is no reason for a warning.
+
     Attributes:
         loras: the adapters that requests may use, by name, as last reported. They are sent to the next scheduler.
         is_attached: whether the scheduler answers.
@@ -155,10 +168,14 @@ class SchedulerLink(SchedulerReadiness):
         gateway_id: str,
         model_digest: str,
         peer: Peer | None = None,
+        model_name: str = "",
+        starts_on_demand: bool = False,
         clock: Clock = SYSTEM,
         transport: Transport = GRPC,
     ) -> None:
         self.address = address
+        self._model_name = model_name
+        self._starts_on_demand = starts_on_demand
         self._peer = peer
         self._clock = clock
         self._transport = transport
@@ -253,7 +270,7 @@ class SchedulerLink(SchedulerReadiness):
         channel = internal_channel(self.address, self._peer, self._transport)
         call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
         directions: list[asyncio.Task[None]] = []
-        reason = self._unreachable()
+        reason, has_stopped = self._unreachable(), False
         try:
             loras = map(codec.encode_adapter, self.loras.values())
             hello = scheduler_pb2.Hello(gateway_id=self._gateway_id, loras=loras)
@@ -262,7 +279,8 @@ class SchedulerLink(SchedulerReadiness):
             await _wait_for_end(*directions)
             reason = "the scheduler closed the connection"
         except grpc.RpcError as error:
-            reason = self._reason_of(error)
+            decoded = from_rpc_error(error)
+            reason, has_stopped = self._reason_of(decoded), decoded.reason is Reason.DRAINING
         except asyncio.CancelledError:
             reason = _STOPPING
             raise
@@ -273,15 +291,14 @@ class SchedulerLink(SchedulerReadiness):
             call.cancel()
             await channel.close(None)
             was_attached = self.is_attached
-            self._on_detached(reason)
+            self._on_detached(reason, has_stopped=has_stopped)
         return was_attached
 
-    def _reason_of(self, error: grpc.RpcError) -> str:
-        decoded = from_rpc_error(error)
-        log.debug("attach ended", reason=str(decoded.reason), message=decoded.message)
+    def _reason_of(self, error: BlockyardError) -> str:
+        log.debug("attach ended", reason=str(error.reason), message=error.message)
         if self.is_attached:
-            return f"the connection to the scheduler was lost: {decoded.message}"
-        return f"{self._unreachable()}: {decoded.message}"
+            return f"the connection to the scheduler was lost: {error.message}"
+        return f"{self._unreachable()}: {error.message}"
 
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
@@ -296,12 +313,15 @@ class SchedulerLink(SchedulerReadiness):
                 self._changed.set()
             self._on_progress(progress)
 
-    def _on_detached(self, reason: str) -> None:
+    def _on_detached(self, reason: str, *, has_stopped: bool) -> None:
+        """Notes that no scheduler is attached. `has_stopped`: the scheduler ended the stream because it was stopped."""
         was_attached, self.is_attached = self.is_attached, False
         self._detach(reason)
         self._outgoing.clear()
         if was_attached:
-            if reason != _STOPPING:
+            if has_stopped and self._starts_on_demand:
+                log.info("the model was unloaded", model=self._model_name)
+            elif reason != _STOPPING:
                 log.warning("lost the scheduler", address=self.address, reason=reason)
             self._on_lost()
         elif (

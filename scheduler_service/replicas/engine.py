@@ -84,7 +84,7 @@ class Engine:
         self.replica = Replica(
             links,
             configuration,
-            self.set_not_ready,
+            self._set_readiness,
             may_claim=lambda found: events.may_claim(self, found),
             may_serve=lambda facts: events.may_serve(self, facts),
         )

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.parallel import Parallel
-from blockyard.contract.scheduling import ModelFacts
+from blockyard.contract.scheduling import ModelFacts, Readiness
 from blockyard.contract.workers import CacheInfo, CachePlan, LoadedModel, WeightsSource, WorkerState
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas.cache_plan import find_least, plan_as, plan_cache
@@ -55,7 +55,7 @@ class Replica:
         self,
         links: Sequence[WorkerLink],
         configuration: SchedulerConfiguration,
-        report: Callable[[str], None],
+        report: Callable[[Readiness], None],
         may_claim: Callable[[str], bool] = lambda incarnation: True,
         may_serve: Callable[[ModelFacts], bool] = lambda facts: True,
     ) -> None:
@@ -100,6 +100,7 @@ class Replica:
         Raises Unusable if a replica that was never set up needs a repair, unless the settings say to wait for one.
         """
         delay, begin = FIRST_RETRY_SECONDS, asyncio.get_running_loop().time()
+        self.message = ""
         try:
             while True:
                 try:
@@ -109,7 +110,8 @@ class Replica:
                     if error.needs_repair and not self.epoch and not self._configuration.service.wait_for_repair:
                         raise Unusable(message) from None
                     is_early = not self.epoch and asyncio.get_running_loop().time() - begin < START_SECONDS
-                    self._report_missing(message, expected=is_early and isinstance(error, Unreachable))
+                    is_expected = is_early and isinstance(error, Unreachable)
+                    self._report_missing(message, needs_repair=error.needs_repair, expected=is_expected)
                 await asyncio.sleep(min(delay, longest))
                 delay = min(2 * delay, LAST_FAILURE_RETRY_SECONDS)
         finally:
@@ -120,19 +122,23 @@ class Replica:
         """Updates the last known state of the workers. Changes nothing there."""
         await asyncio.gather(*(rank.look() for rank in self.ranks))
 
-    def _report_missing(self, message: str, *, expected: bool) -> None:
+    def _report_missing(self, message: str, *, needs_repair: bool, expected: bool) -> None:
         """Reports what is missing when that changes, with a warning unless it is `expected`."""
         if (message, expected) != self._reported:
             self._reported = (message, expected)
             (log.info if expected else log.warning)("the replica is not ready", reason=message)
-        if message != self.message:
-            self.message = message
-            self._report(message)
+        self._tell(Readiness(False, message, needs_repair))
 
     def _report_progress(self) -> None:
         who = "workers are" if self._is_group else "worker is"
         if all(self.incarnations):
-            self._report(f"the {who} loading the model: {min(rank.loaded_share for rank in self.ranks):.0%}")
+            share = min(rank.loaded_share for rank in self.ranks)
+            self._tell(Readiness(False, f"the {who} loading the model: {share:.0%}"))
+
+    def _tell(self, readiness: Readiness) -> None:
+        if readiness.message != self.message:
+            self.message = readiness.message
+            self._report(readiness)
 
     async def each(self, work: Callable[[Rank], Coroutine[Any, Any, T]], ranks: Sequence[Rank] = ()) -> list[T]:
         """Runs `work` for all ranks at once. Raises the first error, and cancels the others."""
@@ -156,7 +162,7 @@ class Replica:
             with ExitStack() as spans:
                 models = await self._load(spans)
                 if self._hopeless and self._hopeless[0] == self.incarnations:
-                    raise NotReady(self._hopeless[1])
+                    raise NotReady(self._hopeless[1], needs_repair=True)
                 model, cache = await self._set_up_loaded(models)
         except Misconfigured as error:
             self._hopeless = (self.incarnations, str(error))

@@ -6,6 +6,7 @@ Owns the backlog, the requests that no replica has. The others belong to their e
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import FinishReason
@@ -295,8 +296,10 @@ def _find_readiness(engines: Sequence[Engine], latest: Engine | None, missing_wo
         return Readiness(False, missing_workers or "no worker is known")
     engine = latest if latest is not None and latest in engines else engines[0]
     readiness = engine.readiness
-    message = engine.drain.message if readiness.ready else readiness.message
-    return Readiness(False, f"{message}; {missing_workers}" if missing_workers else message)
+    if readiness.ready:
+        readiness = Readiness(False, engine.drain.message)
+    message = readiness.message
+    return replace(readiness, message=f"{message}; {missing_workers}" if missing_workers else message)
 
 
 def _cause(error: BlockyardError) -> str:

@@ -53,6 +53,9 @@ NOTHING_RUNS = """async () => {
   const { scheduler } = await (await fetch("status")).json();
   return scheduler.replicas[0].ready && !scheduler.replicas[0].num_running_sequences;
 }"""
+TOO_WIDE = """() => Array.from(document.querySelectorAll("html, .board, .board .panel, .board .panel > *"))
+  .filter((each) => each.scrollWidth > each.clientWidth)
+  .map((each) => `${each.localName}#${each.id}.${each.className}: ${each.scrollWidth} > ${each.clientWidth}`)"""
 CHARTS = """() => Array.from(document.querySelectorAll(".chart"), (chart) => ({
   title: chart.querySelector("figcaption").textContent,
   told: chart.querySelector("svg").getAttribute("aria-label"),
@@ -174,7 +177,7 @@ def completion(browser: Browser, url: str, _: str) -> dict[str, Any]:
             "tokens": page.locator(".answer").first.locator(".token").count(),
             "facts": page.locator("#facts").text_content(),
             "model": page.locator("#model").text_content(),
-            "replicas": page.locator("#replicas tr").all_inner_texts(),
+            "replicas": page.locator("#replicas tr:not(.place)").all_inner_texts(),
             "command": page.locator("#command").text_content(),
             "before": before,
             "after": page.evaluate(CHARTS),
@@ -531,6 +534,49 @@ def access(browser: Browser, url: str, _: str) -> dict[str, Any]:
     return told
 
 
+def fits(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """Several models and replicas with long names: what each width shows, and what does not fit its card."""
+    told: dict[str, Any] = {}
+    for width in (1280, 390):
+        with opened(browser, url, viewport={"width": width, "height": 800}) as (page, watch):
+            expect(page.locator("#replicas th")).to_have_count(3)
+            told[str(width)] = {
+                "models": page.locator("#models > div").all_inner_texts(),
+                "loads": page.get_by_role("button", name="Load").count(),
+                "replicas": page.locator("#replicas").inner_text(),
+                "too_wide": page.evaluate(TOO_WIDE),
+                "violations": violations(page),
+            }
+            told |= watch.told()
+    return told
+
+
+def models(browser: Browser, url: str, name: str) -> dict[str, Any]:
+    """Several models of which none is loaded: one is chosen, loaded and asked, and stays chosen."""
+    with opened(browser, url) as (page, watch):
+        wait_until_ready(page)
+        expect(page.locator("#models > div")).to_have_count(3)
+        told: dict[str, Any] = {"before": page.locator("#models .chip").all_inner_texts()}
+        page.get_by_role("radio", name=name).check()
+        expect(page.locator("#model")).to_have_text(name)
+        expect(page.locator("#totals")).to_have_text("The model is not loaded.")
+        page.get_by_role("button", name=f"Load {name}").click()
+        expect(page.locator("#models > div", has_text=name).locator(".chip")).to_have_text(
+            "loaded", timeout=5 * TIMEOUT_MILLISECONDS
+        )
+        expect(page.locator("#replicas th")).to_have_count(1)
+        told["after"] = page.locator("#models .chip").all_inner_texts()
+        # Without alternatives the answer is shown as it came, though bytes of a random model are no characters.
+        generate(page, max_tokens="8", temperature="0", logprobs="")
+        wait_until_done(page)
+        told["answers"] = answers(page)
+        page.reload()
+        expect(page.get_by_role("radio", name=name)).to_be_checked()
+        expect(page.locator("#model")).to_have_text(name)
+        expect(page.locator("#replicas th")).to_have_count(1)
+        return told | watch.told()
+
+
 def screenshot(browser: Browser, url: str, target: str) -> dict[str, Any]:
     """Takes the picture of the guide: an answer, a token that is pointed at, and charts of the last minute."""
     size = {"width": 1360, "height": 890}
@@ -553,7 +599,7 @@ SCENARIOS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
     scenario.__name__: scenario
     for scenario in (
         *(completion, chat, reload, follow, stop, refusal, outlive, hostile, markdown),
-        *(tools, key, looking, early, unpainted, access, screenshot),
+        *(tools, key, looking, early, unpainted, access, fits, models, screenshot),
     )
 }
 

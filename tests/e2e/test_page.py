@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blockyard import Client
+from blockyard import AsyncClient, Client
 from blockyard.admin.v1 import admin_pb2
+from blockyard.common.v1 import status_pb2
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
 from blockyard.contract.events import Delta, Recovered, TokenLogprobs
 from blockyard.security.keys import Key, add_key, digest, make_secret
@@ -20,6 +21,7 @@ from gateway.fronts.openai.app import make_app
 from gateway.fronts.page.routes import StatusBoard, add_page
 from gateway.request import ReturnedLogprob
 from gateway.server import Server
+from tests.kit.chaos.model_switches import switched_system
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.browser import Browser
 from tests.kit.processes.status import scheduler_status, state_of
@@ -251,7 +253,7 @@ async def test_output_that_attacks_stays_text(browser: Browser) -> None:
     service.script = attacking
     service.model_name = ATTACKS[0]
 
-    async def ask() -> admin_pb2.GetStatusResponse:
+    async def ask(_model: str) -> admin_pb2.GetStatusResponse:
         response = admin_pb2.GetStatusResponse()
         response.gateway.message, response.gateway.version = ATTACKS[1], ATTACKS[0]
         replica = response.scheduler.replicas.add()
@@ -279,7 +281,7 @@ def look_at_script(browser: Browser, scenario: str, script: Any) -> dict[str, An
     service = ScriptedService()
     service.script = script
 
-    async def ask() -> admin_pb2.GetStatusResponse:
+    async def ask(_model: str) -> admin_pb2.GetStatusResponse:
         response = admin_pb2.GetStatusResponse()
         response.gateway.ready = True
         return response
@@ -334,6 +336,56 @@ def test_markdown_that_attacks_is_text_and_the_page_stays_quick(browser: Browser
     }
     assert told["code"] == code
     assert told["copied"] == [code, text]
+
+
+LONG_NAME = "organisation-with-a-long-name/" + "model-of-many-words-" * 4
+LONG_ADDRESS = "worker-0.workers.blockyard.svc.cluster.local:50061"
+
+
+async def ask_for_many(_model: str) -> admin_pb2.GetStatusResponse:
+    """Tells of a model in each state, and of three replicas of two workers each."""
+    response = admin_pb2.GetStatusResponse(gateway=admin_pb2.GatewayStatus(version="1.0", ready=True))
+    for state in admin_pb2.ModelState.values()[1:]:
+        name = f"{LONG_NAME}{state}"
+        response.models.add(name=name, state=state, starts_on_demand=True, num_requests=1, message="x" * 200)
+    for number in range(3):
+        replica = response.scheduler.replicas.add(replica_id=number, epoch=12_345, num_running_sequences=1234)
+        replica.device_blocks.num_blocks = 1_234_567
+        for _ in range(2):
+            replica.workers.add(
+                address=LONG_ADDRESS, device="NVIDIA H200", state=status_pb2.WORKER_STATE_DEVICE_READY, message="x" * 90
+            )
+    return response
+
+
+async def test_models_and_replicas_fit_their_cards(browser: Browser) -> None:
+    app = make_app(ScriptedService())  # type: ignore[arg-type]
+    add_page(app, StatusBoard(ask_for_many))
+    async with serve(app) as url:
+        told = await asyncio.to_thread(browser.look, "fits", url)
+    assert well(told), told
+    for width in ("1280", "390"):
+        seen = told[width]
+        assert seen["too_wide"] == [], width
+        assert seen["violations"] == [], width
+        assert len(seen["models"]) == 5 and seen["loads"] == 1
+        for words, row in zip(
+            ("loaded", "loading", "not loaded", "cannot be loaded", "not ready"), seen["models"], strict=True
+        ):
+            assert f"\n{words}\n" in row and "1 request" in row
+        assert LONG_ADDRESS in seen["replicas"] and "epoch 12,345" in seen["replicas"]
+
+
+async def test_a_model_is_chosen_and_loaded(browser: Browser, tmp_path: Path) -> None:
+    async with switched_system(tmp_path / "log") as switched:
+        told = await asyncio.to_thread(browser.look, "models", f"http://{switched.system.endpoints.http}", "qwen2")
+        async with AsyncClient(switched.system.endpoints.local) as client:
+            truth = await client.generate(PROMPT, model="qwen2", max_tokens=8, temperature=0.0)
+    assert well(told), told
+    assert told["before"] == ["not loaded"] * 3
+    assert told["after"] == ["not loaded", "loaded", "not loaded"]
+    assert told["answers"] == [truth.text]
+    assert switched.loads == {"qwen2": 1}
 
 
 async def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from blockyard import AsyncClient
@@ -43,6 +44,48 @@ async def test_an_idle_model_is_unloaded_and_loaded_again(tmp_path: Path) -> Non
             await until(lambda: [child.service.name for child in switched.supervisor.children] == ["gateway"], 30)
         assert answers[0] == answers[1] != ""
         assert switched.loads == {"qwen2": 2}
+        log = tmp_path / "log"
+        await until(lambda: log.read_text().count("the model was unloaded") == 2, 30)
+        assert "lost the scheduler" not in log.read_text()
+
+
+@pytest.mark.timeout(120)
+async def test_a_load_by_name_is_as_one_for_a_request(tmp_path: Path) -> None:
+    async with (
+        switched_system(tmp_path / "log", max_loaded_models=1) as switched,
+        httpx.AsyncClient(base_url=f"http://{switched.system.endpoints.http}", timeout=60) as http,
+    ):
+
+        async def states(model: str = "") -> list[str]:
+            """The states of all models; checks that the scheduler's part is there for a loaded model alone."""
+            status = (await http.get("/status", params={"model": model} if model else {})).json()
+            told = {each["name"]: each["state"].removeprefix("MODEL_STATE_") for each in status["models"]}
+            assert ("scheduler" in status) == (told[model or MODELS[0]] == "READY")
+            return [told[name] for name in MODELS]
+
+        assert await states() == ["UNLOADED"] * 3
+        for name, expected in ((MODELS[1], ["UNLOADED", "READY"]), (MODELS[0], ["READY", "UNLOADED"])):
+            answer = await http.post("/v1/models/load", json={"model": name})
+            assert (answer.status_code, answer.json()["id"]) == (200, name)
+            assert await states(name) == [*expected, "UNLOADED"]
+        refused = await http.post("/v1/models/load", json={"model": "other"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "MODEL_NOT_FOUND")
+        assert switched.loads == {MODELS[0]: 1, MODELS[1]: 1}
+
+
+@pytest.mark.timeout(120)
+async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    # More blocks than any machine has memory for.
+    async with (
+        switched_system(tmp_path / "log", num_device_blocks=2**31) as switched,
+        httpx.AsyncClient(base_url=f"http://{switched.system.endpoints.http}", timeout=60) as http,
+    ):
+        answer = await http.post("/v1/models/load", json={"model": MODELS[0]})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "NO_READY_WORKER")
+        failed, *others = (await http.get("/status")).json()["models"]
+        assert (failed["state"], failed["starts_on_demand"]) == ("MODEL_STATE_FAILED", True)
+        assert failed["message"] and failed["message"] in answer.json()["error"]["message"]
+        assert [each["state"] for each in others] == ["MODEL_STATE_UNLOADED"] * 2
 
 
 @pytest.fixture
@@ -73,14 +116,12 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         process.stdout.close()
 
 
-def blockyard(*arguments: str) -> str:
-    """Runs a command and returns what it writes."""
+def blockyard(*arguments: str, typed: str = "") -> str:
+    """Runs a command and returns what it writes; what is typed too, its messages as well."""
     command = [sys.executable, "-m", "blockyard", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stderr + done.stdout if typed else done.stdout
 
 
 @pytest.mark.timeout(180)
@@ -95,8 +136,21 @@ def test_commands_know_all_models_of_a_system(served: str, tmp_path: Path) -> No
         assert system["state"] == f"ready, {loaded} loaded"
     frame = blockyard("top", "--once", "--interval=0.1", "--model=demo", "--admin-address", system["admin"])
     states = {line.split()[0]: line.split()[1] for line in frame.splitlines() if line.startswith(("demo ", "llama "))}
-    assert states == {"demo": "ready", "llama": "not"}
+    assert states == {"demo": "loaded", "llama": "not"}
     assert "replica state" in frame
+    typed = "/model\n/model other\n/model llama\n/model\none two\n"
+    told = blockyard("chat", "--target", system["grpc"], "--max-tokens=4", "--temperature=0", typed=typed).splitlines()
+    assert [line.rstrip() for line in told[1:]][:6] == [
+        "* demo",
+        "  llama",
+        "error: there is no other; there are demo, llama",
+        "llama answers from now on",
+        "  demo",
+        "* llama",
+    ]
+    assert "".join(told[7:]).strip()
+    [system] = json.loads(blockyard("ps", "--json"))
+    assert system["state"] == "ready, llama loaded"
     log = (tmp_path / "log").read_text()
     assert "llama: " in log
     assert "demo: " in log

@@ -22,6 +22,42 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ModelState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_STATE_UNSPECIFIED: _ModelState.ValueType  # 0
+    """Not known: the gateway is older than this field."""
+    MODEL_STATE_READY: _ModelState.ValueType  # 1
+    """Requests would be computed now."""
+    MODEL_STATE_LOADING: _ModelState.ValueType  # 2
+    """The model starts on demand and is being loaded, or waits for its place; the message tells how far that is."""
+    MODEL_STATE_UNLOADED: _ModelState.ValueType  # 3
+    """The model starts on demand and is not loaded: the next request loads it."""
+    MODEL_STATE_FAILED: _ModelState.ValueType  # 4
+    """The model cannot be loaded until somebody repairs what the message names."""
+    MODEL_STATE_NOT_READY: _ModelState.ValueType  # 5
+    """Requests would not be computed now, for the reason in the message, such as a worker that starts."""
+
+class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
+    """Whether a model is loaded."""
+
+MODEL_STATE_UNSPECIFIED: ModelState.ValueType  # 0
+"""Not known: the gateway is older than this field."""
+MODEL_STATE_READY: ModelState.ValueType  # 1
+"""Requests would be computed now."""
+MODEL_STATE_LOADING: ModelState.ValueType  # 2
+"""The model starts on demand and is being loaded, or waits for its place; the message tells how far that is."""
+MODEL_STATE_UNLOADED: ModelState.ValueType  # 3
+"""The model starts on demand and is not loaded: the next request loads it."""
+MODEL_STATE_FAILED: ModelState.ValueType  # 4
+"""The model cannot be loaded until somebody repairs what the message names."""
+MODEL_STATE_NOT_READY: ModelState.ValueType  # 5
+"""Requests would not be computed now, for the reason in the message, such as a worker that starts."""
+Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
+
 class _LeaveMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -163,6 +199,8 @@ class ModelStatus(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_STARTED_REQUESTS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STARTS_ON_DEMAND_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The model's name in requests."""
     ready: _builtins.bool
@@ -175,6 +213,10 @@ class ModelStatus(_message.Message):
     """Number of these that wait for a scheduler or worker, because none would compute them now."""
     num_started_requests: _builtins.int
     """Number of requests for the model that have begun at this gateway since it started."""
+    state: Global___ModelState.ValueType
+    """Whether the model is loaded."""
+    starts_on_demand: _builtins.bool
+    """A request loads the model if it is not loaded."""
     def __init__(
         self,
         *,
@@ -184,10 +226,12 @@ class ModelStatus(_message.Message):
         num_requests: _builtins.int = ...,
         num_waiting_requests: _builtins.int = ...,
         num_started_requests: _builtins.int = ...,
+        state: Global___ModelState.ValueType = ...,
+        starts_on_demand: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "num_requests", b"num_requests", "num_started_requests", b"num_started_requests", "num_waiting_requests", b"num_waiting_requests", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "num_requests", b"num_requests", "num_started_requests", b"num_started_requests", "num_waiting_requests", b"num_waiting_requests", "ready", b"ready", "starts_on_demand", b"starts_on_demand", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,10 +8,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.top.readings import (
     find_rates,
     find_replica_rates,
     message_source,
+    model_state,
     replica_state,
     seconds,
     used_share,
@@ -24,12 +26,16 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from blockyard.admin.v1 import admin_pb2
     from blockyard.cli.top.readings import Rates
     from blockyard.common.v1 import status_pb2
 
 UNKNOWN = "–"
-STYLES = {"ready": "green", "draining": "yellow", "drained": "yellow", "not ready": "red", "left aside": "red"}
+STYLES = {
+    **dict.fromkeys(("ready", "loaded"), "green"),
+    **dict.fromkeys(("draining", "drained", "loading"), "yellow"),
+    **dict.fromkeys(("not ready", "left aside", "cannot be loaded"), "red"),
+    "not loaded": "dim",
+}
 _BAR_WIDTH = 6
 _MAX_RECOVERIES = 5
 
@@ -74,11 +80,15 @@ def _models(now: admin_pb2.GetStatusResponse) -> RenderableType:
     for name in ("requests", "waiting"):
         table.add_column(name, justify="right")
     for model in now.models:
-        state = "ready" if model.ready else "not ready"
+        state = model_state(model)
         counts = f"{model.num_requests:,}", f"{model.num_waiting_requests:,}"
         table.add_row(model.name, Text(state, style=STYLES[state]), *counts)
-    waiting = [model for model in now.models if model.num_waiting_requests and model.message]
-    return Group(table, *(Text(f"{model.name}: {model.message}", style="yellow") for model in waiting))
+    troubled = [
+        model
+        for model in now.models
+        if model.message and (model.num_waiting_requests or model.state == admin_pb2.MODEL_STATE_FAILED)
+    ]
+    return Group(table, *(Text(f"{model.name}: {model.message}", style="yellow") for model in troubled))
 
 
 def _known(value: float | None, write: Callable[[float], str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.units import size
 from blockyard.common.v1 import status_pb2
 
@@ -16,9 +17,15 @@ if TYPE_CHECKING:
 
     from google.protobuf.duration_pb2 import Duration
 
-    from blockyard.admin.v1 import admin_pb2
-
 DRAIN_NAMES = {status_pb2.DRAIN_STATE_DRAINING: "draining", status_pb2.DRAIN_STATE_DRAINED: "drained"}
+
+# As the gateway's page says them.
+LOAD_NAMES = {
+    admin_pb2.MODEL_STATE_READY: "loaded",
+    admin_pb2.MODEL_STATE_LOADING: "loading",
+    admin_pb2.MODEL_STATE_UNLOADED: "not loaded",
+    admin_pb2.MODEL_STATE_FAILED: "cannot be loaded",
+}
 
 PHASE_NAMES = {
     status_pb2.START_PHASE_INIT_DEVICE: "choosing the device",
@@ -36,6 +43,11 @@ def replica_state(replica: status_pb2.ReplicaStatus) -> str:
     if replica.left_aside and not replica.drain_state:
         return "left aside"
     return DRAIN_NAMES.get(replica.drain_state) or ("ready" if replica.ready else "not ready")
+
+
+def model_state(model: admin_pb2.ModelStatus) -> str:
+    """Names whether a model is loaded. An older gateway only tells whether it is ready."""
+    return LOAD_NAMES.get(model.state, "loaded" if model.ready else "not ready")
 
 
 def worker_state(worker: status_pb2.WorkerStatus) -> str:

@@ -77,6 +77,7 @@ def encode_progress(progress: Progress) -> scheduler_pb2.AttachResponse:
     if progress.readiness:
         message.readiness.ready = progress.readiness.ready
         message.readiness.message = progress.readiness.message
+        message.readiness.needs_repair = progress.readiness.needs_repair
     if progress.loras is not None:
         message.loras.CopyFrom(scheduler_pb2.LoraAdapters(adapters=map(encode_adapter, progress.loras)))
     return message
@@ -88,10 +89,13 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
     if len(message.ListFields()) == bool(sequence_ids) + bool(token_ids):
         # To look at each of the other fields costs more than to read these two.
         return Progress(update=TokenUpdate(sequence_ids, token_ids))
+    readiness = message.readiness
     return Progress(
         facts=_FACTS.decode(message.facts) if message.HasField("facts") else None,
         readiness=(
-            Readiness(message.readiness.ready, message.readiness.message) if message.HasField("readiness") else None
+            Readiness(readiness.ready, readiness.message, readiness.needs_repair)
+            if message.HasField("readiness")
+            else None
         ),
         loras=tuple(map(decode_adapter, message.loras.adapters)) if message.HasField("loras") else None,
         accepted=[Acceptance(each.handle, each.first_sequence_id, each.request_id) for each in message.accepted],

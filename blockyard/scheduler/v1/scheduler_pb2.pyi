@@ -829,19 +829,23 @@ class Readiness(_message.Message):
 
     READY_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    NEEDS_REPAIR_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """Requests can be served: a replica takes steps."""
     message: _builtins.str
     """If not ready: what is missing, for a person."""
+    needs_repair: _builtins.bool
+    """If not ready: waiting does not help, somebody has to repair what the message names."""
     def __init__(
         self,
         *,
         ready: _builtins.bool = ...,
         message: _builtins.str = ...,
+        needs_repair: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "needs_repair", b"needs_repair", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

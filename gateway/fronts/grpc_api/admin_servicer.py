@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from blockyard.service.metrics import Histogram
     from gateway.generation import GenerationService
     from gateway.live.scheduler_link import SchedulerLink
+    from gateway.served_model import ServedModel
 
 log = EventLogger(__name__)
 
@@ -106,9 +107,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 num_requests=model.num_requests,
                 num_waiting_requests=model.num_waiting_here,
                 num_started_requests=model.live.num_started,
+                state=admin_pb2.ModelState.ValueType(model.state),
+                starts_on_demand=model.starts_on_demand,
             )
+        shown = self._model_of(model_name)
+        if shown.starts_on_demand and not shown.link.is_attached:
+            response.gateway.message = response.gateway.message or shown.message
+            return response
         try:
-            response.scheduler.CopyFrom(await self._link_of(model_name).get_status(STATUS_TIMEOUT_SECONDS))
+            response.scheduler.CopyFrom(await shown.link.get_status(STATUS_TIMEOUT_SECONDS))
         except grpc.RpcError as error:
             message = f"the scheduler did not report its status: {from_rpc_error(error).message}"
             response.gateway.message = response.gateway.message or message
@@ -187,10 +194,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         _note(method, **fields)
         return await _ask(self._link_of(model_name), method, request)
 
-    def _link_of(self, model_name: str) -> SchedulerLink:
-        """Returns the link to a model's scheduler; raises BlockyardError MODEL_NOT_FOUND."""
+    def _model_of(self, model_name: str) -> ServedModel:
+        """Returns the model that a call is for; raises BlockyardError MODEL_NOT_FOUND."""
         self._generation.resolve_model(model_name)
-        return self._generation.model_of(model_name).link
+        return self._generation.model_of(model_name)
+
+    def _link_of(self, model_name: str) -> SchedulerLink:
+        return self._model_of(model_name).link
 
     async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Any) -> Any:
         return await self.load_lora(request, model_name_of(context))
@@ -200,7 +210,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if any(request.name == model.name for model in self._generation.served_models):
             raise invalid([Violation("name", f"must not be the name of a model itself, {request.name!r}")])
         link = self._link_of(model_name)
-        await self._generation.model_of(model_name).check_tokenizer(request.name, request.path)
+        await self._model_of(model_name).check_tokenizer(request.name, request.path)
         answer: admin_pb2.LoadLoraResponse = await self.pass_on("LoadLora", request, model_name)
         lora_id = answer.lora.lora_id
         await _hear_of(link, lambda ids: lora_id in (0, *ids))

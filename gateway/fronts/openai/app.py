@@ -11,13 +11,14 @@ from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.version import __version__
-from gateway.fronts.http_calls.bodies import of_details
+from gateway.fronts.http_calls.bodies import of_details, parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.routes import AnsweringRoute
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.endpoints import CallEndpoints
 from gateway.fronts.openai.pooling.endpoints import PoolingEndpoints
 from gateway.fronts.openai.schema import document
+from gateway.fronts.openai.schema.requests import LoadBody
 from gateway.fronts.openai.tokenization import Tokenization
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ class Service:
     async def get_model(self, name: str) -> JSONResponse:
         """Returns one model."""
         return JSONResponse(self._model(self._generation.find_model(name)))
+
+    async def load_model(self, request: Request) -> JSONResponse:
+        """Loads a model that is loaded on demand, and answers when it is loaded."""
+        body = parse_body(LoadBody, await read_json(request))
+        return JSONResponse(self._model(await self._generation.load(body.model)))
 
     def _model(self, card: Model) -> dict[str, Any]:
         return {
@@ -160,6 +166,7 @@ def _add_tokenization(app: FastAPI, tokenization: Tokenization) -> None:
 
 def _add_service(app: FastAPI, service: Service) -> None:
     app.add_api_route("/v1/models", service.list_models, methods=["GET"], **document.MODELS)
+    app.add_api_route("/v1/models/load", service.load_model, methods=["POST"], **document.LOAD)
     app.add_api_route("/v1/models/{name:path}", service.get_model, methods=["GET"], **document.MODEL)
     app.add_api_route("/health", service.ready, methods=["GET"], **document.READY)
     app.add_api_route("/health/ready", service.ready, methods=["GET"], **document.READY)

@@ -28,36 +28,49 @@ MAX_AGE_SECONDS = 0.5
 
 
 class StatusBoard:
-    """Queries a status and reuses the answer for half a second."""
+    """Queries the status of each model's system and reuses an answer for half a second."""
 
     def __init__(
-        self, ask: Callable[[], Coroutine[Any, Any, Message]], clock: Callable[[], float] = time.monotonic
+        self, ask: Callable[[str], Coroutine[Any, Any, Message]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Makes no query yet.
 
         Args:
-            ask: returns the status.
+            ask: returns the status with the scheduler of a model; without a name, that of the first model.
             clock: a monotonic clock, in seconds.
         """
         self._ask = ask
         self._clock = clock
-        self._asked_at = 0.0
-        self._answer: asyncio.Task[bytes] | None = None
+        self._answers: dict[str, _Answer] = {}
 
-    async def encode(self) -> bytes:
-        """Returns the status as JSON. Callers that come during a query wait for the same answer."""
-        answer = self._answer
-        if answer is None or (answer.done() and self._clock() - self._asked_at >= MAX_AGE_SECONDS):
-            self._asked_at = self._clock()
-            answer = self._answer = asyncio.create_task(self._make(), name="status")
+    async def encode(self, model: str = "") -> bytes:
+        """Returns the status as JSON. Callers that come during a query wait for the same answer.
+
+        Raises BlockyardError MODEL_NOT_FOUND.
+        """
+        now = self._clock()
+        # Names come from callers: none is kept for longer than its answer.
+        self._answers = {name: answer for name, answer in self._answers.items() if not answer.is_old(now)}
+        if model not in self._answers:
+            self._answers[model] = _Answer(asyncio.create_task(self._make(model), name="status"), now)
         # A cancelled caller must not cancel the query for the other callers.
-        return await asyncio.shield(answer)
+        return await asyncio.shield(self._answers[model].task)
 
-    async def _make(self) -> bytes:
+    async def _make(self, model: str) -> bytes:
         fields = json_format.MessageToDict(
-            await self._ask(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            await self._ask(model), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
         return json.dumps(fields).encode()
+
+
+class _Answer(NamedTuple):
+    """A query, and the time at which it began."""
+
+    task: asyncio.Task[bytes]
+    asked_at: float
+
+    def is_old(self, now: float) -> bool:
+        return self.task.done() and now - self.asked_at >= MAX_AGE_SECONDS
 
 
 INDEX = "index.html"
@@ -126,9 +139,9 @@ def add_page(app: FastAPI, board: StatusBoard) -> None:
     async def file(request: Request, name: str) -> Response:
         return _answer(request, assets, name)
 
-    async def status() -> Response:
-        """Returns the status of the gateway, the scheduler and the workers, as AdminService.GetStatus does."""
-        content = await board.encode()
+    async def status(model: str = "") -> Response:
+        """Returns the status of the gateway, a model's scheduler and its workers, as AdminService.GetStatus does."""
+        content = await board.encode(model)
         return Response(content, headers={"cache-control": "no-store"}, media_type="application/json")
 
     # These routes do not belong to the APIs that the OpenAPI document describes.

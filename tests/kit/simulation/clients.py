@@ -21,7 +21,9 @@ from blockyard.inference.v1 import inference_pb2
 from tests.kit.oracles.transcript import Transcript, read
 from tests.kit.simulation.asks import answers_alone, vectors_alone
 from tests.kit.simulation.cluster import HTTP_PORT, Process
+from tests.kit.simulation.faults import SPOILS
 from tests.kit.simulation.http import Call, HttpError, read_events
+from tests.kit.simulation.points import AT_POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 10_000.0
 # How long clients that come back stay away; shorter than the resume window of 60 s.
 AWAY_SECONDS = (0.0, 8.0)
+# A request is given up once its worker was lost three times in a row, or two replicas refused or answered it wrongly.
+NUM_LOSSES, NUM_REFUSALS = 3, 2
+REFUSALS = (*SPOILS, AT_POINTS)
 # The same for clients that bring their request along, which gateways may have forgotten.
 LONG_AWAY_SECONDS = (0.0, 150.0)
 NUM_TENANTS = 3
@@ -77,6 +82,7 @@ class Client:
 
     def __init__(self, cluster: Cluster, number: int, report: Report) -> None:
         self.process = Process(cluster, f"client-{number}", 0)
+        self._cluster = cluster
         self.report = report
         self._loop = cluster.loop
         self.tenant = f"tenant-{number % NUM_TENANTS}"
@@ -116,13 +122,29 @@ class Client:
 
     async def ask(self, ask: Ask, begin: float) -> None:
         """Sends a request when it is due, and does with it what the request says; raises Violation."""
+        self.begin = begin
         await asyncio.sleep(begin + ask.at - self._loop.time())
         await CONDUCTS[ask.conduct](self, ask)
 
-    def check_error(self, error: BlockyardError, allowed: frozenset[Reason]) -> None:
-        """Counts a request that failed; raises Violation unless it was allowed to."""
+    def check_error(self, ask: Ask, error: BlockyardError, allowed: frozenset[Reason]) -> None:
+        """Counts a request that failed; raises Violation for an error that it did not deserve.
+
+        `allowed`: errors that it may get, though `REQUEST_EXPIRED` only after the death of a scheduler.
+        """
         self.report.outcomes[error.reason.value] += 1
-        if error.reason not in allowed:
+        since = self.begin + ask.at
+        # A worker is lost to its scheduler with its process, its connection, or by what it says.
+        is_poison = self._cluster.num_strikes(since) >= NUM_LOSSES
+        if error.reason is Reason.POISON_REQUEST:
+            is_deserved = is_poison
+        elif error.reason is Reason.BUG:
+            is_deserved = self._cluster.num_strikes(since, *REFUSALS) >= NUM_REFUSALS
+        elif error.reason is Reason.REQUEST_EXPIRED:
+            # Who left may lose an answer with the scheduler and the gateway that knew it. Failed requests are not kept.
+            is_deserved = error.reason in allowed and (is_poison or self._cluster.num_deaths("scheduler", since) > 0)
+        else:
+            is_deserved = error.reason in allowed
+        if not is_deserved:
             raise Violation(f"failed with {error!r}") from None
 
     async def read(
@@ -138,7 +160,7 @@ class Client:
             await read(stream, transcript)
         except BlockyardError as error:
             check_beginning(ask, transcript)
-            self.check_error(error, ask.allowed | more_allowed)
+            self.check_error(ask, error, ask.allowed | more_allowed)
             return False
         self.report.outcomes["answered"] += 1
         self.report.num_resumes += stream.num_resumes
@@ -154,7 +176,7 @@ class Client:
         try:
             answer = await client._call("Generate", inference_pb2.GenerateRequest(spec=spec), ask.timeout)
         except BlockyardError as error:
-            self.check_error(error, ask.allowed)
+            self.check_error(ask, error, ask.allowed)
             return
         self.report.outcomes["answered"] += 1
         check_whole(ask, {choice.index: (choice.token_ids, choice.text) for choice in answer.choices})
@@ -164,7 +186,7 @@ class Client:
         try:
             answer: Embeddings = await client.embed(ask.inputs, request_id=ask.request_id)
         except BlockyardError as error:
-            self.check_error(error, ask.allowed)
+            self.check_error(ask, error, ask.allowed)
             return
         self.report.outcomes["embedded"] += 1
         if [struct.pack(f"<{len(each)}f", *each) for each in answer.vectors] != vectors_alone(ask):
@@ -208,7 +230,7 @@ async def read_some(client: Client, ask: Ask, stream: AsyncStream) -> Transcript
             with suppress(StopAsyncIteration):
                 transcript.take(await anext(stream))
     except BlockyardError as error:
-        client.check_error(error, ask.allowed)
+        client.check_error(ask, error, ask.allowed)
         return None
     finally:
         check_beginning(ask, transcript)
@@ -251,10 +273,15 @@ async def _leaves(client: Client, ask: Ask) -> None:
 async def _is_cut_off(client: Client, ask: Ask) -> None:
     """Loses its gateway after some events without a word, and reads the whole answer later at another one."""
     stream = client.open(ask)
-    if await read_some(client, ask, stream) is None:
+    transcript = await read_some(client, ask, stream)
+    if transcript is None:
         return
     cut_off(stream)
     await client.away()
+    if not transcript.is_accepted:
+        # The gateway may never have had it.
+        client.report.outcomes["not accepted"] += 1
+        return
     async with client.make_client(client.other_targets) as other:
         # Nobody may have it any more: who has not got an answer whole may lose it with all who knew it.
         lost = frozenset({Reason.REQUEST_EXPIRED})
@@ -330,7 +357,7 @@ async def _streams_over_http(client: Client, ask: Ask, is_cut_off: bool = False)
         except HttpError as error:
             reason = Reason(error.error["reason"])
             if TABLE[reason].http_status != HTTPStatus.SERVICE_UNAVAILABLE:
-                client.check_error(BlockyardError(reason, str(error.error)), ask.allowed)
+                client.check_error(ask, BlockyardError(reason, str(error.error)), ask.allowed)
                 return
         except (ConnectionError, TimeoutError):
             client.report.num_resumes += 1

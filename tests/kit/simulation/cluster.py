@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT, HTTP_PORT = 50051, 50052, 50060, 50070, 8000
 # 2026 in seconds since 1970: the wall clock's time at the start.
 WALL_SECONDS = 1.78e9
+# Faults may last so long.
+FELT_SECONDS = 15.0
 # How long a supervisor takes to start a process again.
 RESTART_SECONDS = (0.05, 2.0)
 STEP_SECONDS = (0.01, 0.2)
@@ -132,6 +134,7 @@ class Node:
         """Kills the process; it is started again after some time."""
         if not self.process.owner.alive:
             return
+        self.cluster.deaths.append((self.cluster.loop.time(), self.name))
         self.cluster.network.kill(self.process.owner, silently)
         loop = self.cluster.loop
         loop.call_later(self._random.uniform(*RESTART_SECONDS), self.start, context=loop.context_of(loop.main))
@@ -164,7 +167,12 @@ def model_digest() -> str:
 
 
 class Cluster:
-    """Starts the nodes `gateway-N`, `scheduler` and `worker-N`."""
+    """Starts the nodes `gateway-N`, `scheduler` and `worker-N`.
+
+    Attributes:
+        deaths: when which node's process ended, killed or by itself.
+        strikes: when there was a fault of which kind.
+    """
 
     def __init__(self, loop: SimLoop, sizes: Sizes) -> None:
         self.loop = loop
@@ -174,6 +182,8 @@ class Cluster:
         self.points = Points(self)
         # The process from which operators call.
         self.operator = Process(self, "operator", 0)
+        self.deaths: list[tuple[float, str]] = []
+        self.strikes: list[tuple[float, str]] = []
         for name in sizes.workers:
             self._add(name, run_worker)
         self._add("scheduler", run_scheduler)
@@ -189,6 +199,14 @@ class Cluster:
     def start(self) -> None:
         for node in self.nodes.values():
             node.start()
+
+    def num_deaths(self, role: str, since: float) -> int:
+        """Counts the ends of processes of a role since a time."""
+        return sum(at >= since and name.startswith(role) for at, name in self.deaths)
+
+    def num_strikes(self, since: float, *kinds: str) -> int:
+        """Counts the faults of some kinds, or of all, since a time, and those that may still be felt then."""
+        return sum(at >= since - FELT_SECONDS and (not kinds or kind in kinds) for at, kind in self.strikes)
 
     @property
     def targets(self) -> list[str]:

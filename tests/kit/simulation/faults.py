@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.kit.simulation.operators import OPERATIONS, Operator
+from tests.kit.simulation.points import AT_POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -134,7 +135,7 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "delay": _delay,
     "stop": _stop,
     "jump": _jump,
-    "at points": _at_points,
+    AT_POINTS: _at_points,
     **{kind: _spoil(*what) for kind, what in SPOILS.items()},
     **{kind: _operate(work) for kind, work in OPERATIONS.items()},
 }

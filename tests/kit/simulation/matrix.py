@@ -17,8 +17,8 @@ HEAD = """# The fault matrix
 
 How often each fault struck what, and what the system was doing at that instant, in one run of `make sim`. The page on \
 [the simulation](simulation.md) says what the faults are. *Running*: sequences generate. *Waiting*: some wait for a \
-place, too. *Swapped*: some are in the host's memory. *No worker*, *no scheduler*: none is ready, because of an \
-earlier fault or at the start.
+place, too. *Swapped*: some are in the host's memory. *No worker*, *no scheduler*: none is ready, after an earlier \
+fault or at the start.
 """
 
 

@@ -70,6 +70,7 @@ class Play:
     def _strike(self, fault: Fault) -> None:
         strike = Strike(fault.kind, _role_of(fault), self._phase())
         self.report.strikes[strike] += 1
+        self._cluster.strikes.append((self._loop.time(), fault.kind))
         self._loop.note(f"fault {strike}")
         FAULTS[fault.kind](self._cluster, fault)
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from tests.kit.simulation.cluster import Cluster
 
+# The kind of fault.
+AT_POINTS = "at points"
 # How long a process hangs.
 HANG_SECONDS = (0.05, 8.0)
 
@@ -31,6 +33,7 @@ class Points:
             return
         loop, owner = self._cluster.loop, self._cluster.loop.current_owner()
         action = self._random.choice(list(faults.Action))
+        self._cluster.strikes.append((loop.time(), AT_POINTS))
         loop.note(f"{action} at {point} in {owner.name}")
         match action:
             case faults.Action.ERROR:

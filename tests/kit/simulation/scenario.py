@@ -20,15 +20,8 @@ if TYPE_CHECKING:
     from tests.kit.simulation.asks import Ask
 
 
-# The errors with which any request may fail because of what goes wrong. A request whose steps are refused repeatedly
-# is taken for the cause.
-ALLOWED_BY = {
-    "sleep": Reason.SLEEPING,
-    "update weights": Reason.SLEEPING,
-    "refuse a step": Reason.BUG,
-    "answer wrong": Reason.BUG,
-    "at points": Reason.BUG,
-}
+# The errors with which any request may fail because of what operators do.
+ALLOWED_BY = {"sleep": Reason.SLEEPING, "update weights": Reason.SLEEPING}
 # The workers of each replica, and the stages of their pipelines.
 SHAPES = (((1,), 1), ((1, 1), 1), ((1, 1), 1), ((1, 1, 1), 1), ((1, 2), 1), ((1, 2), 1), ((4,), 1), ((2, 2), 2))
 

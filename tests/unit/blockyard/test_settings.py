@@ -68,6 +68,19 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
     assert read(BLOCKYARD_CONFIG=str(file)).oven.fan is False
 
 
+def test_a_list_of_models_is_told_to_be_for_other_commands(tmp_path: Path) -> None:
+    file = tmp_path / "kitchen.yaml"
+    file.write_text("models: [{degrees: 1}]\noven: {}\n")
+    with pytest.raises(SettingsError) as caught:
+        read({"config": str(file)})
+    unknown, models = str(caught.value).splitlines()
+    assert unknown == f"--config {file}: unknown settings: oven"
+    assert models == (
+        f"--config {file}: the list models is for `blockyard serve`, `up` and `run` and for gateways, and here one "
+        "model is meant: name it, and give its settings as flags or without the list"
+    )
+
+
 def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "kitchen.yaml"
     file.write_text("oven: {}\n7: x\nminutes: soon\n")

@@ -373,7 +373,10 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "kubectl apply --kustomize k8s/overlays/gpu-tp": RENDERED,
         "kubectl apply --kustomize k8s/overlays/gpu-nvlink": RENDERED,
     },
-    "docs/guides/playground.md": {"curl http://127.0.0.1:8000/status": AT_SERVICES},
+    "docs/guides/playground.md": {
+        "curl http://127.0.0.1:8000/status": AT_SERVICES,
+        "curl 'http://127.0.0.1:8000/status?model=demo'": AT_SERVICES,
+    },
     "docs/guides/restart.md": {
         "pkill -TERM -f 'worker_service .*/worker-0'": By(
             "tests/unit/docs/test_commands.py::test_pkill_finds_one_service"
@@ -445,6 +448,9 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "docs/guides/several-models.md": {
         ".venv/bin/blockyard serve ./small org/large": SETTINGS,
         ".venv/bin/python -m gateway --scheduler-address small=…": SETTINGS,
+        "curl http://127.0.0.1:8000/v1/models/load …": By(
+            "tests/integration/test_several_models.py::test_a_load_by_name_is_as_one_for_a_request"
+        ),
     },
     "docs/guides/tracing.md": {
         "pip install 'blockyard[tracing]'": NotRun("it needs a package index that has us"),

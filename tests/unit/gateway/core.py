@@ -68,7 +68,7 @@ class HandLink:
         self.facts: ModelFacts | None = FACTS
         self.loras: dict[str, Adapter] = {}
         self.is_ready = self.takes_requests = self.is_attached = True
-        self.has_other_model = False
+        self.has_other_model = self.needs_repair = False
         self.message = ""
         self.sent: list[Outgoing] = []
         self.cancelled: list[str] = []

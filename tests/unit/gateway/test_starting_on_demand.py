@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.contract.models import LoadState
 from blockyard.contract.scheduling import Failure, Progress
 from blockyard.errors import BlockyardError, Reason
 from gateway.generation import GenerationService
@@ -170,3 +171,40 @@ async def test_what_a_load_waits_for_is_told_until_the_model_is_ready(gateway: G
     gateway.started()
     assert gateway.model.loading == ""
     assert not gateway.service.is_loading("demo")
+
+
+async def test_a_load_is_waited_for_as_a_request_is(gateway: Gateway) -> None:
+    assert gateway.model.state is LoadState.UNLOADED
+    loading = asyncio.ensure_future(gateway.service.load("demo"))
+    await asyncio.sleep(0)
+    assert (gateway.model.state, gateway.model.message) == (LoadState.LOADING, "waiting for its scheduler")
+    assert (gateway.model.num_requests, gateway.model.num_waiting_here) == (1, 1)
+    gateway.link.is_attached, gateway.link.message = True, "the worker is loading the model: 17%"
+    assert (gateway.model.state, gateway.model.message) == (LoadState.LOADING, "the worker is loading the model: 17%")
+    gateway.started()
+    assert (await loading).name == "demo"
+    assert (gateway.model.state, gateway.model.num_requests, gateway.link.sent) == (LoadState.READY, 0, [])
+    assert (await gateway.service.load("")).name == "demo", "it is loaded"
+
+
+async def test_a_load_that_fails_ends_with_the_reason(gateway: Gateway) -> None:
+    loading = asyncio.ensure_future(gateway.service.load("demo"))
+    await asyncio.sleep(0)
+    gateway.link.is_attached, gateway.link.needs_repair, gateway.link.message = True, True, "a shard is cut off"
+    gateway.link.changed.set()
+    with pytest.raises(BlockyardError, match="a shard is cut off") as failed:
+        await loading
+    assert failed.value.reason is Reason.NO_READY_WORKER
+    assert (gateway.model.state, gateway.model.num_requests) == (LoadState.FAILED, 0)
+
+
+async def test_only_a_model_that_is_served_and_started_on_demand_is_loaded(gateway: Gateway) -> None:
+    with pytest.raises(BlockyardError) as refused:
+        await gateway.service.load("other")
+    assert [violation.reason for violation in refused.value.violations] == [Reason.MODEL_NOT_FOUND]
+    link = HandLink()
+    link.is_ready, link.message = False, "no worker is known"
+    model = gateway.service.add_model("fixed", demo_tokenizer(), link, LiveRequests(link))
+    assert model.state is LoadState.NOT_READY
+    with pytest.raises(BlockyardError, match="no worker is known"):
+        await gateway.service.load("fixed")

@@ -17,7 +17,7 @@ from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION
 from gateway.fronts.http_calls.openapi import ALWAYS, EVENTS, JSON, TENANT, ApiBodies, call_id, documented, header
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.pooling import schema as pooling
-from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
+from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody, LoadBody
 from gateway.fronts.openai.tokenization import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from gateway.request import REQUEST_ID_PATTERN
 from gateway.validation import (
@@ -106,6 +106,7 @@ _BODIES = ApiBodies(
         TokenizeBody,
         TokenizeChatBody,
         DetokenizeBody,
+        LoadBody,
         pooling.EmbeddingBody,
         pooling.RerankBody,
         pooling.ScoreBody,
@@ -159,6 +160,12 @@ CLASSIFY = _pools(f"vLLM's [labels]({_VLLM})", pooling.ClassifyBody)
 MODELS = documented(f"OpenAI's [list of models]({_PAGES}/models/list)", ALWAYS, parameters=(_FORM,))
 
 MODEL = documented(f"OpenAI's [model]({_PAGES}/models/object)", (*ALWAYS, Reason.MODEL_NOT_FOUND), parameters=(_FORM,))
+
+LOAD = documented(
+    f"OpenAI's [model]({_PAGES}/models/object), which is loaded",
+    (*_READING, Reason.MODEL_NOT_FOUND, Reason.NO_READY_WORKER),
+    bodies=(LoadBody,),
+)
 
 
 def describe_tokenize(bodies: Iterable[type[Shape]]) -> dict[str, Any]:

@@ -254,3 +254,9 @@ class ChatBody(GenerationBody, ChatShape):
         if value and not info.data.get("logprobs", True):
             raise PydanticCustomError("top_logprobs", "is only allowed when logprobs is true")
         return value
+
+
+class LoadBody(Shape):
+    """The body of /v1/models/load."""
+
+    model: str

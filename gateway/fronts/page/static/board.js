@@ -1,9 +1,10 @@
-// The live charts and the table of replicas: asks /status once a second while somebody looks.
+// The models, and of one of them the live charts and the table of replicas: asks /status once a second while somebody looks.
 
 import { Chart } from "./chart.js";
 import { ApiError } from "./client.js";
 import { byId, make } from "./elements.js";
 import { compact, count, counted, duration, percent, UNKNOWN } from "./format.js";
+import { ModelList } from "./models.js";
 import { Readings, seconds } from "./readings.js";
 import { History } from "./series.js";
 
@@ -72,10 +73,15 @@ const CHARTS = [
   },
 ];
 
-/** Shows how the system is. `seen()` gives the latencies that the page itself saw since it was asked last. */
+/**
+ * Shows how the system is. `seen()` gives the latencies that the page itself saw since it was asked last; `model` is the
+ * model whose scheduler is shown, or empty for the gateway's first.
+ */
 export class Board {
   #gateway;
   #seen;
+  #model;
+  #models = new ModelList((name) => this.#gateway.load(name));
   #readings = new Readings();
   #history = new History(SHOWN_SECONDS);
   #charts = CHARTS.map((chart) => new Chart(chart));
@@ -84,10 +90,14 @@ export class Board {
   #wasReady = null;
   /** Called with no arguments when the gateway becomes ready, and awaited before the page says so. */
   onReady = () => {};
+  /** Called with the model that is shown from now on. */
+  onChoose = () => {};
 
-  constructor(gateway, seen) {
+  constructor(gateway, seen, model) {
     this.#gateway = gateway;
     this.#seen = seen;
+    this.#model = model;
+    this.#models.onChoose = (name) => this.#choose(name);
     byId("charts").append(...this.#charts.map((chart) => chart.element));
     document.addEventListener("visibilitychange", () => {
       // Lines end where nobody looked.
@@ -102,24 +112,38 @@ export class Board {
     if (!document.hidden && !this.#isAsking) this.#ask();
   }
 
+  /** Shows another model, whose lines begin now. */
+  #choose(model) {
+    this.#model = model;
+    this.#readings = new Readings();
+    this.#history = new History(SHOWN_SECONDS);
+    this.onChoose(model);
+    this.start();
+  }
+
   async #ask() {
     this.#isAsking = true;
     let goesOn = true;
+    const model = this.#model;
     try {
-      await this.#take(await this.#gateway.status());
+      const status = await this.#gateway.status(model);
+      if (model === this.#model) await this.#take(status);
     } catch (error) {
       goesOn = this.#fail(error);
     }
     this.#isAsking = false;
-    if (goesOn && !document.hidden) this.#timer = setTimeout(() => this.#ask(), 1000 * PERIOD_SECONDS);
+    const seconds = model === this.#model ? PERIOD_SECONDS : 0;
+    if (goesOn && !document.hidden) this.#timer = setTimeout(() => this.#ask(), 1000 * seconds);
   }
 
   async #take(status) {
-    const { gateway, scheduler } = status;
+    const { gateway, scheduler, models = [] } = status;
+    const model = models.find(({ name }) => name === this.#model) ?? models[0];
+    this.#models.show(models, model?.name);
     this.#add({ ...this.#readings.take(status), ...this.#seen() });
     byId("version").textContent = gateway.version;
-    byId("totals").textContent = scheduler ? totals(scheduler) : "The scheduler does not answer.";
-    byId("replicas").replaceChildren(...(scheduler?.replicas ?? []).map((replica) => this.#row(replica)));
+    byId("totals").textContent = scheduler ? totals(scheduler) : missing(model);
+    byId("replicas").replaceChildren(...(scheduler?.replicas ?? []).flatMap((replica) => this.#rows(replica)));
     byId("recoveries").replaceChildren(...(scheduler?.recoveries ?? []).slice(0, 3).map(recovery));
     // First, since the form that people see depends on the model.
     if (gateway.ready && !this.#wasReady) await this.onReady();
@@ -132,6 +156,8 @@ export class Board {
     this.#wasReady = false;
     this.#add({});
     const needsKey = error instanceof ApiError && (error.status === 401 || error.status === 403);
+    // The gateway may have been started with other models.
+    if (this.#model && error.status === 404) this.#choose("");
     showReadiness(false, needsKey ? "needs an API key" : error.message);
     return !needsKey;
   }
@@ -141,21 +167,24 @@ export class Board {
     for (const chart of this.#charts) chart.show(this.#history);
   }
 
-  #row(replica) {
+  /** Makes two rows: numbers, and where they are from, which may be long. */
+  #rows(replica) {
     const workers = replica.workers ?? [];
     const all = (name) => [...new Set(workers.map((worker) => worker[name]))].filter(Boolean).join(" + ");
     const cells = [
       make("th", { scope: "row" }, String(replica.replica_id)),
       make("td", {}, state(replica, workers[0] ?? {})),
-      ...[all("address"), all("device")].map((text) => make("td", { className: "wide", title: text }, text || UNKNOWN)),
       ...[
         count(replica.num_running_sequences),
         compact(this.#readings.stepRate(replica.replica_id)),
         blocks(replica.device_blocks),
-        count(Number(replica.epoch)),
       ].map((text) => make("td", { className: "number" }, text)),
     ];
-    return make("tr", {}, ...cells);
+    const place = [all("address"), all("device"), `epoch ${count(Number(replica.epoch))}`].filter(Boolean).join(" · ");
+    return [
+      make("tr", {}, ...cells),
+      make("tr", { className: "place faint" }, make("td", { colSpan: cells.length }, place)),
+    ];
   }
 }
 
@@ -173,6 +202,10 @@ function state(replica, worker) {
   const chip = make("span", { className: "chip", title: worker.message ?? "" }, text);
   chip.dataset.state = drained ? "middling" : replica.ready ? "good" : "bad";
   return chip;
+}
+
+function missing(model) {
+  return model?.starts_on_demand ? "The model is not loaded." : "The scheduler does not answer.";
 }
 
 function blocks(pool) {

@@ -45,9 +45,15 @@ export class Gateway {
     return response;
   }
 
-  /** Tells how the system is, as /status does. */
-  async status(signal) {
-    return (await this.#fetch("status", { signal })).json();
+  /** Tells how the system is, as /status does: with the scheduler of a model, or else the first one's. */
+  async status(model = "") {
+    return (await this.#fetch(model ? `status?model=${encodeURIComponent(model)}` : "status")).json();
+  }
+
+  /** Loads a model that is loaded on demand; ends when it is loaded. */
+  async load(model) {
+    const headers = { "Content-Type": "application/json" };
+    await this.#fetch("v1/models/load", { method: "POST", headers, body: JSON.stringify({ model }) });
   }
 
   /** Lists the models. */

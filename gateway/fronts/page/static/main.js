@@ -7,21 +7,29 @@ import { Playground } from "./playground.js";
 import { tabStore } from "./store.js";
 
 const KEY = "key";
+const MODEL = "model";
 
 const ofTab = tabStore();
 const gateway = new Gateway();
 gateway.key = ofTab.get(KEY) ?? "";
 const playground = new Playground(gateway);
-const board = new Board(gateway, () => playground.meter.take());
+let chosen = ofTab.get(MODEL) ?? "";
+const board = new Board(gateway, () => playground.meter.take(), chosen);
 
 board.onReady = async () => {
   try {
-    const [model] = await gateway.models();
-    show(model);
+    const models = await gateway.models();
+    // A model that is not listed yet is asked by its name.
+    show(chosen ? (models.find(({ id }) => id === chosen) ?? { id: chosen }) : models[0]);
   } catch {
     // Then the request names no model, and its answer says what is wrong.
-    show();
+    show(chosen ? { id: chosen } : undefined);
   }
+};
+board.onChoose = (name) => {
+  chosen = name;
+  ofTab.set(MODEL, name);
+  return board.onReady();
 };
 
 function show(model) {

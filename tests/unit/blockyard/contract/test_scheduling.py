@@ -188,7 +188,7 @@ UPDATE = TokenUpdate(
 )
 PROGRESS = Progress(
     FACTS,
-    Readiness(False, "the worker loads"),
+    Readiness(False, "the worker loads", needs_repair=True),
     (ADAPTER,),
     [Acceptance(1, 2**40, "a")],
     [Failure(2, BlockyardError(Reason.NEVER_FITS, "too long"), "b")],

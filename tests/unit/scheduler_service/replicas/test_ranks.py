@@ -25,7 +25,7 @@ from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
-    from blockyard.contract.scheduling import ModelFacts
+    from blockyard.contract.scheduling import ModelFacts, Readiness
 
 Settings = Callable[..., SchedulerConfiguration]
 LIMITS = AnswerLimits(100, 4096, 256)
@@ -40,7 +40,10 @@ class Group:
         address = configuration.service.worker_address
         self.addresses = [f"{address}-{rank}" for rank in range(num_workers)]
         self.workers: list[FakeWorker] = []
-        self.replica = Replica([WorkerLink(each) for each in self.addresses], configuration, self.messages.append)
+        self.replica = Replica([WorkerLink(each) for each in self.addresses], configuration, self._report)
+
+    def _report(self, readiness: Readiness) -> None:
+        self.messages.append(readiness.message)
 
     async def start(self, kind: type[FakeWorker] = FakeWorker, rank: int | None = None, **options: Any) -> FakeWorker:
         """Starts the next worker, or that of a rank anew."""

@@ -12,7 +12,7 @@ import pytest
 from blockyard.common.v1 import status_pb2
 from blockyard.contract.models import Task
 from blockyard.contract.parallel import Parallel
-from blockyard.contract.scheduling import ModelFacts
+from blockyard.contract.scheduling import ModelFacts, Readiness
 from blockyard.contract.workers import AvailableBlocks, CacheInfo, CachePlan, WorkerState
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
@@ -37,10 +37,12 @@ class Reports:
 
     def __init__(self) -> None:
         self.messages: list[str] = []
+        self.last = Readiness(ready=False)
         self._changed = asyncio.Event()
 
-    def __call__(self, message: str) -> None:
-        self.messages.append(message)
+    def __call__(self, readiness: Readiness) -> None:
+        self.messages.append(readiness.message)
+        self.last = readiness
         self._changed.set()
 
     async def wait_for(self, part: str) -> None:
@@ -215,6 +217,33 @@ async def test_a_worker_that_fails_is_asked_less_and_less_often(
         with pytest.raises(asyncio.CancelledError):
             await replica.set_up()
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+
+
+class BrokenModel(FakeWorker):
+    """A worker that begins to load its model and fails each time."""
+
+    async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Any) -> AsyncIterator[Any]:
+        yield worker_pb2.LoadModelResponse(progress=worker_pb2.LoadProgress(done_bytes=0, total_bytes=1000))
+        raise BlockyardError(Reason.MODEL_NOT_LOADED, "a shard is cut off")
+
+
+async def test_a_model_that_cannot_be_loaded_needs_a_repair_after_each_attempt(
+    configuration: SchedulerConfiguration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[tuple[bool, str]] = []
+
+    async def note(_delay: float) -> None:
+        states.append((reports.last.needs_repair, reports.last.message.rpartition(": ")[2]))
+        if len(states) == 2:
+            raise asyncio.CancelledError
+
+    worker = BrokenModel(FakeWorkerOptions(), configuration.service.worker_address)
+    async with worker, replica_of(configuration) as (replica, reports):
+        monkeypatch.setattr("scheduler_service.replicas.replica.asyncio.sleep", note)
+        with pytest.raises(asyncio.CancelledError):
+            await replica.set_up()
+    assert states == [(True, "a shard is cut off")] * 2
+    assert [message.rpartition(": ")[2] for message in reports.messages] == ["0%", "a shard is cut off"] * 2
 
 
 @pytest.mark.parametrize(

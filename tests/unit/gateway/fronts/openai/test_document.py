@@ -63,6 +63,9 @@ OTHERS: list[tuple[str, str, Any]] = [
     ("POST", "/classify", {"input": "a"}),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/demo", None),
+    ("POST", "/v1/models/load", {"model": "demo"}),
+    ("POST", "/v1/models/load", {"model": "other"}),
+    ("POST", "/v1/models/load", {}),
     ("GET", "/v1/models/other", None),
     ("DELETE", "/v1/requests/mine", None),
     ("GET", "/v1/requests/nobodys/stream", None),
@@ -92,7 +95,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 def operation_of(document: dict[str, Any], method: str, path: str) -> dict[str, Any]:
     for template, name in (("/v1/models/{name}", "/v1/models/"), ("/v1/requests/{request_id}", "/v1/requests/")):
-        if path.startswith(name):
+        if path.startswith(name) and path not in document["paths"]:
             path = template + ("/stream" if path.endswith("/stream") else "")
     return document["paths"][path][method.lower()]
 

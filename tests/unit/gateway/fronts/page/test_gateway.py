@@ -44,7 +44,10 @@ async def test_serves_the_page_and_its_status() -> None:
     async with running() as http:
         assert (await http.get("/")).content == load_assets()["index.html"].content
         status = (await http.get(STATUS_PATH)).json()
+        assert (await http.get(f"{STATUS_PATH}?model={status['models'][0]['name']}")).json()["scheduler"]
+        assert (await http.get(f"{STATUS_PATH}?model=other")).status_code == 404
     assert status["gateway"]["version"]
+    assert [(model["state"], model["starts_on_demand"]) for model in status["models"]] == [("MODEL_STATE_READY", False)]
     assert status["gateway"]["time_to_first_token"]["count"] == "0"
 
 

@@ -25,8 +25,8 @@ TYPES = {
 }
 
 
-async def ask() -> admin_pb2.GetStatusResponse:
-    return admin_pb2.GetStatusResponse(gateway=admin_pb2.GatewayStatus(gateway_id="g-1"))
+async def ask(model: str) -> admin_pb2.GetStatusResponse:
+    return admin_pb2.GetStatusResponse(gateway=admin_pb2.GatewayStatus(gateway_id=f"g-1 {model}"))
 
 
 @pytest.fixture
@@ -109,7 +109,8 @@ async def test_status_is_json_that_is_not_kept(http: httpx.AsyncClient) -> None:
     response = await http.get(STATUS_PATH)
     assert response.headers["content-type"] == "application/json"
     assert response.headers["cache-control"] == "no-store"
-    assert json.loads(response.content)["gateway"]["gateway_id"] == "g-1"
+    assert json.loads(response.content)["gateway"]["gateway_id"] == "g-1 "
+    assert (await http.get(f"{STATUS_PATH}?model=large")).json()["gateway"]["gateway_id"] == "g-1 large"
 
 
 def test_the_files_alone_are_open_to_all() -> None:

@@ -14,13 +14,15 @@ class Asked:
 
     def __init__(self) -> None:
         self.count = 0
+        self.models: list[str] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.error: Exception | None = None
         self.now = 100.0
 
-    async def __call__(self) -> admin_pb2.GetStatusResponse:
+    async def __call__(self, model: str) -> admin_pb2.GetStatusResponse:
         self.count += 1
+        self.models.append(model)
         number = self.count
         await self.may_answer.wait()
         if self.error is not None:
@@ -43,8 +45,8 @@ def board(asked: Asked) -> StatusBoard:
     return StatusBoard(asked, asked.clock)
 
 
-async def told(board: StatusBoard) -> int:
-    return json.loads(await board.encode())["gateway"]["num_requests"]
+async def told(board: StatusBoard, model: str = "") -> int:
+    return json.loads(await board.encode(model))["gateway"]["num_requests"]
 
 
 async def test_nobody_is_asked_while_nobody_looks(asked: Asked, board: StatusBoard) -> None:
@@ -66,6 +68,11 @@ async def test_a_moment_later_the_same_is_told(asked: Asked, board: StatusBoard)
     assert await told(board) == 1
     asked.now += MAX_AGE_SECONDS * 0.2
     assert await told(board) == 2
+
+
+async def test_each_model_is_asked_for_by_itself(asked: Asked, board: StatusBoard) -> None:
+    assert [await told(board, model) for model in ("", "large", "", "large")] == [1, 2, 1, 2]
+    assert asked.models == ["", "large"]
 
 
 async def test_many_who_ask_at_once_are_one(asked: Asked, board: StatusBoard) -> None:

@@ -43,6 +43,22 @@ function play(...answers) {
   return calls;
 }
 
+test("a model's status is asked for by its name, and its load in a body", async () => {
+  const calls = play(answer("{}"), answer("{}"), answer("{}"));
+  const gateway = new Gateway();
+  await gateway.status();
+  await gateway.status("org/large");
+  await gateway.load("org/large");
+  assert.deepEqual(
+    calls.map(({ path, method, body }) => [path, method, body]),
+    [
+      ["status", undefined, undefined],
+      ["status?model=org%2Flarge", undefined, undefined],
+      ["v1/models/load", "POST", '{"model":"org/large"}'],
+    ],
+  );
+});
+
 async function read(signal) {
   const told = [];
   const pauses = [];

@@ -1,0 +1,73 @@
+"""Simulated clusters keep every promise: on fresh seeds, which each commit draws anew, and on seeds that once failed.
+
+`make sim` plays more of them; `python -m tests.kit.simulation replay SEED` plays one again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kit.processes.system import ROOT
+from tests.kit.simulation.__main__ import scenario_of
+from tests.kit.simulation.play import play
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NUM_FRESH_SEEDS = 40
+KNOWN = tomllib.loads((Path(__file__).parent / "seeds.toml").read_text(encoding="utf-8"))["seeds"]
+REPEAT = """
+import logging
+logging.disable(logging.CRITICAL)
+from tests.kit.simulation.__main__ import scenario_of
+from tests.kit.simulation.play import play
+print(*(play(scenario_of(f"repeated/{number}")).trace_hash for number in range(3)))
+"""
+
+
+def commit() -> str:
+    """The commit that is tested; seeds that it fails on are found again with it."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "no repository"
+
+
+@pytest.fixture(autouse=True)
+def no_logs() -> Iterator[None]:
+    """Thousands of lines that nobody reads."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_fresh_seeds_keep_every_promise() -> None:
+    first = commit()
+    failed = {}
+    for number in range(NUM_FRESH_SEEDS):
+        if violations := play(scenario_of(seed := f"{first}/{number}")).violations:
+            failed[seed] = violations
+    assert failed == {}
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["seed"]))
+def test_what_was_found_stays_mended(known: dict[str, str]) -> None:
+    assert play(scenario_of(known["seed"])).violations == [], known["found"]
+
+
+def test_a_seed_repeats_in_any_process() -> None:
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", REPEAT],
+            cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }  # fmt: skip
+    assert len(runs) == 1
