@@ -14,7 +14,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockyard.client.asynchronous import AsyncClient, AsyncStream
-from blockyard.client.codec import make_spec
+from blockyard.client.codec import make_chat_spec, make_spec
 from blockyard.client.retry import RetryPolicy
 from blockyard.errors import TABLE, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
@@ -117,8 +117,10 @@ class Client:
 
     def open(self, ask: Ask, client: AsyncClient | None = None) -> AsyncStream:
         options: Any = ask.options
-        prompt = ask.prompt if isinstance(ask.prompt, str) else list(ask.prompt)
-        return (client or self.client).stream(prompt, timeout=ask.timeout, **options)
+        client = client or self.client
+        if ask.is_chat:
+            return client.stream_chat(ask.messages, timeout=ask.timeout, **options)
+        return client.stream(ask.prompt, timeout=ask.timeout, **options)
 
     async def ask(self, ask: Ask, begin: float) -> None:
         """Sends a request when it is due, and does with it what the request says; raises Violation."""
@@ -172,9 +174,12 @@ class Client:
     async def generate(self, ask: Ask, client: AsyncClient) -> None:
         """Asks for the whole answer with one call, and checks it."""
         options: Any = ask.options | {"on_disconnect": "keep"}
-        spec = make_spec(ask.prompt, options)
+        spec = make_chat_spec(ask.messages, options) if ask.is_chat else make_spec(ask.prompt, options)
+        method, kind = (
+            ("Chat", inference_pb2.ChatRequest) if ask.is_chat else ("Generate", inference_pb2.GenerateRequest)
+        )
         try:
-            answer = await client._call("Generate", inference_pb2.GenerateRequest(spec=spec), ask.timeout)
+            answer = await client._call(method, kind(spec=spec), ask.timeout)
         except BlockyardError as error:
             self.check_error(ask, error, ask.allowed)
             return
@@ -320,12 +325,12 @@ class _HttpStream:
         self.num_events = 0
         self.sequences = {index: (list[int](), list[str]()) for index in range(ask.n)}
         self._headers = {"Content-Type": "application/json", "Idempotency-Key": ask.request_id, **headers}
-        self._body = ask.http_body
+        self._ask = ask
 
     @property
     def call(self) -> Call:
         headers = self._headers | ({"Last-Event-ID": self.place} if self.place else {})
-        return Call("POST", "/v1/completions", headers, self._body)
+        return Call("POST", self._ask.http_path, headers, self._ask.http_body)
 
     def take(self, place: str, data: str) -> None:
         """Takes an event; raises HttpError if it is one."""
@@ -337,7 +342,7 @@ class _HttpStream:
         for choice in chunk.get("choices", ()):
             token_ids, texts = self.sequences[choice["index"]]
             token_ids += choice.get("token_ids") or []
-            texts.append(choice["text"])
+            texts.append(choice["delta"].get("content") or "" if self._ask.is_chat else choice["text"])
         self.place = place or self.place
 
 
