@@ -130,9 +130,12 @@ class StepLoop:
     async def _receive_answers(self, scheduler: Scheduler, steps: Steps) -> None:
         while True:
             updates = self._process(scheduler, await steps.receive())
-            self._pipeline.on_answered(steps.step_seconds)
-            faults.reach(faults.BEFORE_PUBLISH)
-            self._publish(scheduler, updates)
+            try:
+                self._pipeline.on_answered(steps.step_seconds)
+                faults.reach(faults.BEFORE_PUBLISH)
+            finally:
+                # The scheduler counts these tokens as given out: after an error the next epoch goes on behind them.
+                self._publish(scheduler, updates)
             if self._drain.is_wanted:
                 self._drain.reconsider()
             # Sent here and not by the other task, since a task switch costs as much as scheduling. The published tokens

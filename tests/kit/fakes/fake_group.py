@@ -11,6 +11,7 @@ import grpc.aio
 
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason
+from blockyard.service import faults
 from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 
@@ -116,6 +117,7 @@ class FakeGroup:
         if self.refuse_group is not None:
             error, self.refuse_group = self.refuse_group, None
             raise error
+        faults.reach(faults.BEFORE_JOIN)
         self._end_streams()
         digest = hashlib.sha256("".join(f"{member}\n" for member in request.members).encode()).digest()
         if not request.reuse:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.service import faults
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import LoraSpec
 
@@ -55,6 +56,7 @@ class FakeLoras:
                 raise BlockyardError(Reason.WRONG_STATE, "the cache is full")
             if "missing" in request.path:
                 raise BlockyardError(Reason.MODEL_NOT_LOADED, f"{request.path} has no adapter_config.json")
+            faults.reach(faults.BEFORE_LORA)
             self.num_lora_loads += 1
             is_soft = "soft" in request.path
             self.adapters[request.lora_id] = worker_pb2.LoraAdapter(

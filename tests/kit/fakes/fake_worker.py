@@ -22,6 +22,7 @@ from blockyard.contract.codec.models import TASKS
 from blockyard.contract.models import Task
 from blockyard.contract.scheduling import SequenceError
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, to_status
+from blockyard.service import faults
 from blockyard.service.health import add_health
 from blockyard.service.servers import bind, make_server
 from blockyard.transport import GRPC, Transport
@@ -216,6 +217,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Any) -> AsyncIterator[Any]:
         self._require(status_pb2.WORKER_STATE_DEVICE_READY)
+        faults.reach(faults.BEFORE_LOAD)
         self.num_loads += 1
         self.task = TASKS.decode(request.task)
         self.lora_limits = request.lora if request.HasField("lora") else None
@@ -268,7 +270,9 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         reader = self._reader = asyncio.create_task(stream.read(request_iterator))
         try:
             while (message := await stream.answers.get()) is not None:
+                faults.reach(faults.BEFORE_ANSWER)
                 yield message
+                faults.reach(faults.AFTER_ANSWER)
         finally:
             reader.cancel()
             stream.device.close()

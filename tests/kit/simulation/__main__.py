@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING
 
+from tests.kit.simulation.asks import HTTP_CONDUCTS, POOLING_CONDUCTS
 from tests.kit.simulation.clients import CONDUCTS, Report, Strike
 from tests.kit.simulation.faults import FAULTS
 from tests.kit.simulation.matrix import write_matrix
@@ -35,7 +36,9 @@ CHUNK = 4
 
 def scenario_of(seed: int | str) -> Scenario:
     """Draws the scenario of a seed."""
-    return draw_scenario(seed, list(FAULTS), [name for name in CONDUCTS if not name.startswith("embeds")])
+    return draw_scenario(
+        seed, list(FAULTS), [name for name in CONDUCTS if name not in (*HTTP_CONDUCTS, *POOLING_CONDUCTS)]
+    )
 
 
 def play_seeds(seeds: list[int | str]) -> list[Report]:

@@ -75,6 +75,7 @@ class Ask:
         at: when it is sent, in seconds after the start.
         client: the client's number; each prefers another gateway.
         prompt: ids, or a text.
+        is_chat: the text is a message of a conversation.
         adapter: the adapter's name; empty: none.
         options: more options, none of which changes the answer.
         timeout: the client's deadline in seconds.
@@ -97,6 +98,7 @@ class Ask:
     adapter: str = ""
     more: tuple[tuple[str, Any], ...] = ()
     timeout: float | None = None
+    is_chat: bool = False
     inputs: tuple[tuple[int, ...], ...] = ()
     conduct: str = "reads"
     num_events: int = 0
@@ -123,6 +125,30 @@ class Ask:
             options["model"] = self.adapter
         return options | ({"beam_search": self.beams} if self.beams else {"seed": self.seed})
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        assert isinstance(self.prompt, str)
+        return [{"role": "user", "content": self.prompt}]
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        if not isinstance(self.prompt, str):
+            return self.prompt
+        text = tokenizer().apply_chat_template(list[Any](self.messages)) if self.is_chat else self.prompt
+        return tuple(tokenizer().encode(text, not self.is_chat))
+
+    @property
+    def http_path(self) -> str:
+        """The path of OpenAI's API for it."""
+        return "/v1/chat/completions" if self.is_chat else "/v1/completions"
+
+    @property
+    def http_body(self) -> bytes:
+        prompt = {"messages": self.messages} if self.is_chat else {"prompt": self.prompt}
+        body = self.options | prompt | {"stream": True}
+        del body["request_id"]
+        return json.dumps(body).encode()
+
 
 class Answer(NamedTuple):
     """A sequence of an answer."""
@@ -134,10 +160,9 @@ class Answer(NamedTuple):
 @lru_cache(1000)
 def answers_alone(ask: Ask) -> list[Answer]:
     """Computes each sequence of a request, had it run alone."""
-    prompt = tuple(tokenizer().encode(ask.prompt)) if isinstance(ask.prompt, str) else ask.prompt
     lora = LoraSpec(1, bytes.fromhex(digest_of(ask.adapter))) if ask.adapter else None
     limits = (ask.max_tokens, ask.min_tokens, ask.stop_token_ids)
-    spec = GroupSpec("", "", prompt, ask.n, *limits, payload=b"", beams=ask.beams, lora=lora)
+    spec = GroupSpec("", "", ask.prompt_ids, ask.n, *limits, payload=b"", beams=ask.beams, lora=lora)
 
     def generate(index: int) -> list[int]:
         return generate_alone(
@@ -205,6 +230,10 @@ def _draw_text(draw: random.Random, ask: Ask) -> Ask:
     return replace(ask, prompt="".join(str(draw.randrange(10)) for _ in range(draw.randint(1, 50))))
 
 
+def _draw_chat(draw: random.Random, ask: Ask) -> Ask:
+    return replace(_draw_text(draw, ask), is_chat=True)
+
+
 def _draw_stop(draw: random.Random, ask: Ask) -> Ask:
     return replace(ask, stop=tuple(draw.sample(("a", "e", "t", "in", "7", "Z", "the", ".", "0x", "\ufffd"), 4)))
 
@@ -232,12 +261,15 @@ FEATURES: dict[str, Callable[[random.Random, Ask], Ask]] = {
     "beams": _draw_beams,
     "adapter": _draw_adapter,
     "text": _draw_text,
+    "chat": _draw_chat,
     "stop texts": _draw_stop,
     "priority": _draw_priority,
     "salt": _draw_salt,
     "queue time": _draw_queue_time,
     "timeout": _draw_timeout,
 }
+# What clients do over HTTP, and over gRPC with pooling calls.
+HTTP_CONDUCTS, POOLING_CONDUCTS = ("streams over HTTP", "is cut off over HTTP"), ("embeds", "embeds twice")
 # How many requests use a feature that the scenario has.
 FEATURE_SHARE = 0.25
 
@@ -256,6 +288,8 @@ def draw_ask(draw: random.Random, number: int, features: Sequence[str], conducts
         # Beams have no texts to stop at, and cost most.
         ask = replace(ask, n=min(ask.n, ask.beams.width), max_tokens=min(ask.max_tokens, 12), stop=())
     conduct = "reads" if draw.random() < 0.6 else draw.choice(conducts)
+    if conduct in HTTP_CONDUCTS and (ask.beams or ask.timeout):
+        conduct = "reads"
     return replace(ask, conduct=conduct, num_events=draw.randint(0, 12))
 
 
@@ -264,4 +298,4 @@ def draw_pooling_ask(draw: random.Random, number: int) -> Ask:
     lengths = [draw.randint(1, 40) for _ in range(draw.choice((1, 2, 8)))]
     inputs = tuple(tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(length)) for length in lengths)
     begin, client = draw.uniform(0.0, SECONDS), draw.randrange(16)
-    return Ask(number, begin, client, inputs=inputs, conduct=draw.choice(("embeds", "embeds", "embeds twice")))
+    return Ask(number, begin, client, inputs=inputs, conduct=draw.choice(POOLING_CONDUCTS))

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections import Counter
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockyard.client.asynchronous import AsyncClient, AsyncStream
-from blockyard.client.codec import make_spec
+from blockyard.client.codec import make_chat_spec, make_spec
 from blockyard.client.retry import RetryPolicy
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import TABLE, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from tests.kit.oracles.transcript import Transcript, read
 from tests.kit.simulation.asks import answers_alone, vectors_alone
-from tests.kit.simulation.cluster import Process
+from tests.kit.simulation.cluster import HTTP_PORT, Process
+from tests.kit.simulation.faults import SPOILS
+from tests.kit.simulation.http import Call, HttpError, read_events
+from tests.kit.simulation.points import AT_POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -31,7 +38,7 @@ PATIENCE_SECONDS = 10_000.0
 AWAY_SECONDS = (0.0, 8.0)
 # A request is given up once its worker was lost three times in a row, or two replicas refused or answered it wrongly.
 NUM_LOSSES, NUM_REFUSALS = 3, 2
-REFUSALS = ("refuse a step", "answer wrong", "skew a rank", "lose the group")
+REFUSALS = (*SPOILS, AT_POINTS)
 # The same for clients that bring their request along, which gateways may have forgotten.
 LONG_AWAY_SECONDS = (0.0, 150.0)
 NUM_TENANTS = 3
@@ -78,7 +85,7 @@ class Client:
         self._cluster = cluster
         self.report = report
         self._loop = cluster.loop
-        self._tenant = f"tenant-{number % NUM_TENANTS}"
+        self.tenant = f"tenant-{number % NUM_TENANTS}"
         first = number % len(cluster.targets)
         self._targets = [*cluster.targets[first:], *cluster.targets[:first]]
         self._client: AsyncClient | None = None
@@ -93,7 +100,11 @@ class Client:
     def make_client(self, targets: list[str]) -> AsyncClient:
         retry = RetryPolicy(max_attempts=10_000, resume_seconds=PATIENCE_SECONDS)
         process = self.process
-        return AsyncClient(targets, retry=retry, tenant=self._tenant, clock=process.clock, transport=process.transport)
+        return AsyncClient(targets, retry=retry, tenant=self.tenant, clock=process.clock, transport=process.transport)
+
+    @property
+    def http_targets(self) -> list[str]:
+        return [f"{target.partition(':')[0]}:{HTTP_PORT}" for target in self._targets]
 
     @property
     def other_targets(self) -> list[str]:
@@ -106,8 +117,10 @@ class Client:
 
     def open(self, ask: Ask, client: AsyncClient | None = None) -> AsyncStream:
         options: Any = ask.options
-        prompt = ask.prompt if isinstance(ask.prompt, str) else list(ask.prompt)
-        return (client or self.client).stream(prompt, timeout=ask.timeout, **options)
+        client = client or self.client
+        if ask.is_chat:
+            return client.stream_chat(ask.messages, timeout=ask.timeout, **options)
+        return client.stream(ask.prompt, timeout=ask.timeout, **options)
 
     async def ask(self, ask: Ask, begin: float) -> None:
         """Sends a request when it is due, and does with it what the request says; raises Violation."""
@@ -161,9 +174,12 @@ class Client:
     async def generate(self, ask: Ask, client: AsyncClient) -> None:
         """Asks for the whole answer with one call, and checks it."""
         options: Any = ask.options | {"on_disconnect": "keep"}
-        spec = make_spec(ask.prompt, options)
+        spec = make_chat_spec(ask.messages, options) if ask.is_chat else make_spec(ask.prompt, options)
+        method, kind = (
+            ("Chat", inference_pb2.ChatRequest) if ask.is_chat else ("Generate", inference_pb2.GenerateRequest)
+        )
         try:
-            answer = await client._call("Generate", inference_pb2.GenerateRequest(spec=spec), ask.timeout)
+            answer = await client._call(method, kind(spec=spec), ask.timeout)
         except BlockyardError as error:
             self.check_error(ask, error, ask.allowed)
             return
@@ -235,6 +251,17 @@ def cut_off(stream: AsyncStream) -> None:
 # What clients do.
 
 
+async def _at_two(client: Client, work: Callable[[AsyncClient], Awaitable[Any]]) -> None:
+    """Does something at the client's gateway, and meanwhile at another one again."""
+
+    async def do_again() -> None:
+        await client.away()
+        async with client.make_client(client.other_targets) as other:
+            await work(other)
+
+    await asyncio.gather(work(client.client), do_again())
+
+
 async def _reads(client: Client, ask: Ask) -> None:
     """Reads to the end."""
     await client.read(ask, client.open(ask))
@@ -286,11 +313,64 @@ async def _moves_on(client: Client, ask: Ask) -> None:
 
 async def _asks_once(client: Client, ask: Ask) -> None:
     """Asks for the whole answer at once, and meanwhile at another gateway again."""
-    first = asyncio.ensure_future(client.generate(ask, client.client))
-    await client.away()
-    async with client.make_client(client.other_targets) as other:
-        await client.generate(ask, other)
-    await first
+    await _at_two(client, lambda one: client.generate(ask, one))
+
+
+class _HttpStream:
+    """A stream of OpenAI's completions, with what a client keeps of it to read on."""
+
+    def __init__(self, ask: Ask, headers: dict[str, str]) -> None:
+        self.place = ""
+        self.is_over = False
+        self.num_events = 0
+        self.sequences = {index: (list[int](), list[str]()) for index in range(ask.n)}
+        self._headers = {"Content-Type": "application/json", "Idempotency-Key": ask.request_id, **headers}
+        self._ask = ask
+
+    @property
+    def call(self) -> Call:
+        headers = self._headers | ({"Last-Event-ID": self.place} if self.place else {})
+        return Call("POST", self._ask.http_path, headers, self._ask.http_body)
+
+    def take(self, place: str, data: str) -> None:
+        """Takes an event; raises HttpError if it is one."""
+        self.num_events += 1
+        self.is_over = data == "[DONE]"
+        chunk: dict[str, Any] = {} if self.is_over else json.loads(data)
+        if "error" in chunk:
+            raise HttpError(200, chunk["error"])
+        for choice in chunk.get("choices", ()):
+            token_ids, texts = self.sequences[choice["index"]]
+            token_ids += choice.get("token_ids") or []
+            texts.append(choice["delta"].get("content") or "" if self._ask.is_chat else choice["text"])
+        self.place = place or self.place
+
+
+async def _streams_over_http(client: Client, ask: Ask, is_cut_off: bool = False) -> None:
+    """Reads a stream of OpenAI's API; when the connection is lost, sends the call again elsewhere, and reads on.
+
+    `is_cut_off`: the client closes the first connection itself after some events.
+    """
+    stream = _HttpStream(ask, {"X-Blockyard-Tenant": client.tenant})
+    for target in cycle(client.http_targets):
+        try:
+            async with aclosing(read_events(client.process, target, stream.call)) as events:
+                async for place, data in events:
+                    stream.take(place, data)
+                    if is_cut_off and stream.num_events == ask.num_events:
+                        break
+        except HttpError as error:
+            reason = Reason(error.error["reason"])
+            if TABLE[reason].http_status != HTTPStatus.SERVICE_UNAVAILABLE:
+                client.check_error(ask, BlockyardError(reason, str(error.error)), ask.allowed)
+                return
+        except (ConnectionError, TimeoutError):
+            client.report.num_resumes += 1
+        if stream.is_over:
+            break
+        await asyncio.sleep(client.process.random.uniform(0.1, 1.0))
+    check_whole(ask, {index: (ids, "".join(texts)) for index, (ids, texts) in stream.sequences.items()})
+    client.report.outcomes["streamed over HTTP"] += 1
 
 
 async def _embeds(client: Client, ask: Ask) -> None:
@@ -300,22 +380,14 @@ async def _embeds(client: Client, ask: Ask) -> None:
 
 async def _embeds_twice(client: Client, ask: Ask) -> None:
     """Asks for vectors, and meanwhile at another gateway for the same ones."""
-    first = asyncio.ensure_future(_embeds(client, ask))
-    await client.away()
-    async with client.make_client(client.other_targets) as other:
-        await client.embed(ask, other)
-    await first
+    await _at_two(client, lambda one: client.embed(ask, one))
 
 
 async def _is_two(client: Client, ask: Ask) -> None:
     """Sends the request a second time through another gateway; both read one answer."""
     # Who has no time left cancels the request.
     late = frozenset({Reason.CLIENT_CANCELLED}) if ask.timeout else frozenset[Reason]()
-    first = asyncio.ensure_future(client.read(ask, client.open(ask), late))
-    await client.away()
-    async with client.make_client(client.other_targets) as other:
-        await client.read(ask, client.open(ask, other), late)
-    await first
+    await _at_two(client, lambda one: client.read(ask, client.open(ask, one), late))
 
 
 async def _is_cancelled(client: Client, ask: Ask) -> None:
@@ -337,6 +409,8 @@ CONDUCTS: dict[str, Callable[[Client, Ask], Awaitable[None]]] = {
     "is cancelled": _is_cancelled,
     "moves on": _moves_on,
     "asks once": _asks_once,
+    "streams over HTTP": _streams_over_http,
+    "is cut off over HTTP": partial(_streams_over_http, is_cut_off=True),
     "embeds": _embeds,
     "embeds twice": _embeds_twice,
 }

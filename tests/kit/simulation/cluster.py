@@ -21,6 +21,7 @@ from blockyard.contract.models import Task
 from blockyard.lora.settings import LoraSettings
 from gateway.config import GatewayConfiguration
 from gateway.config import ServiceSettings as GatewayServiceSettings
+from gateway.fronts.http.server import make_http_app
 from gateway.server import Parts
 from gateway.server import Server as GatewayServer
 from gateway.text.tokenizer_files import load_tokenizer
@@ -29,7 +30,9 @@ from scheduler_service.server import Server as SchedulerServer
 from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
 from tests.kit.simulation.asks import ADAPTERS, MAX_MODEL_LEN, MODEL, VOCAB_SIZE, model_folder
 from tests.kit.simulation.device import SimDevice
+from tests.kit.simulation.http import SimHttpFront
 from tests.kit.simulation.network import Network
+from tests.kit.simulation.points import Points
 from tests.kit.simulation.transport import SimTransport
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
     from tests.kit.simulation.loop import Owner, SimLoop
 
-GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT = 50051, 50052, 50060, 50070
+GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT, HTTP_PORT = 50051, 50052, 50060, 50070, 8000
 # 2026 in seconds since 1970: the wall clock's time at the start.
 WALL_SECONDS = 1.78e9
 # Faults may last so long.
@@ -62,6 +65,7 @@ class Sizes:
     policy: Literal["fcfs", "priority"] = "fcfs"
     max_loras: int = 0
     task: Task = Task.GENERATE
+    has_http: bool = False
 
     @property
     def replicas(self) -> list[list[str]]:
@@ -80,6 +84,7 @@ class Process:
     def __init__(self, cluster: Cluster, name: str, number: int) -> None:
         loop = cluster.loop
         self.name = name
+        self.network = cluster.network
         self.owner: Owner = loop.owner(name)
         self.transport: Any = SimTransport(cluster.network, name, self.owner)
         self.random = loop.random_for(f"{name}/{number}")
@@ -174,6 +179,9 @@ class Cluster:
         self.network = Network(loop)
         self.sizes = sizes
         self.nodes: dict[str, Node] = {}
+        self.points = Points(self)
+        # The process from which operators call.
+        self.operator = Process(self, "operator", 0)
         self.deaths: list[tuple[float, str]] = []
         self.strikes: list[tuple[float, str]] = []
         for name in sizes.workers:
@@ -241,6 +249,7 @@ async def run_scheduler(node: Node, process: Process) -> None:
             scheduler_address=f"{node.name}:{SCHEDULER_PORT}",
             worker_address=",".join(replicas),
             debug_integrity=True,
+            wait_while_asleep=True,
         ),
         scheduler=replace(
             base.scheduler,
@@ -268,10 +277,13 @@ async def run_scheduler(node: Node, process: Process) -> None:
 async def run_gateway(node: Node, process: Process) -> None:
     configuration = GatewayConfiguration(
         model=ModelSettings(model=str(model_folder(node.cluster.sizes.task))),
-        public=replace(PublicSettings(), grpc_port=GRPC_PORT, admin_port=ADMIN_PORT),
+        public=replace(PublicSettings(), grpc_port=GRPC_PORT, http_port=HTTP_PORT, admin_port=ADMIN_PORT),
         service=GatewayServiceSettings(scheduler_address=f"scheduler:{SCHEDULER_PORT}"),
     )
-    node.service = GatewayServer(configuration, clock=process.clock, transport=process.transport, parts=PARTS)
+    parts = PARTS
+    if node.cluster.sizes.has_http:
+        parts = replace(PARTS, make_app=make_http_app, make_front=partial(SimHttpFront, process))
+    node.service = GatewayServer(configuration, clock=process.clock, transport=process.transport, parts=parts)
     await node.service.start()
     await node.stopping.wait()
     with suppress(TimeoutError):

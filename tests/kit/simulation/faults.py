@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import grpc.aio
-
-from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from tests.kit.simulation.asks import ADAPTERS, LATE_ADAPTER
-from tests.kit.simulation.cluster import SCHEDULER_PORT
+from tests.kit.simulation.operators import OPERATIONS, Operator
+from tests.kit.simulation.points import AT_POINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tests.kit.simulation.cluster import Cluster
     from tests.kit.simulation.scenario import Fault
 
 # The largest factor by which a process is slowed.
 MAX_SLOWDOWN = 2000.0
+# The largest chance that something goes wrong at a point.
+MAX_CHANCE = 0.05
 
 
 def _kill(cluster: Cluster, fault: Fault) -> None:
@@ -89,53 +85,27 @@ def _jump(cluster: Cluster, fault: Fault) -> None:
     cluster.nodes[fault.targets[0]].process.wall_offset += (fault.size - 0.5) * 7200
 
 
-def _operate(cluster: Cluster, method: str, **fields: Any) -> None:
-    """An operator calls the scheduler, which may refuse, or not be there."""
-    scheduler = cluster.nodes["scheduler"]
-
-    async def call() -> None:
-        channel = scheduler.process.transport.channel(f"scheduler:{SCHEDULER_PORT}", ())
-        stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
-        with suppress(grpc.aio.AioRpcError):
-            await getattr(stub, method)(getattr(admin_pb2, f"{method}Request")(**fields), timeout=5)
-
-    scheduler.call(lambda: asyncio.ensure_future(call()))
+def _at_points(cluster: Cluster, fault: Fault) -> None:
+    cluster.points.chance = fault.size * MAX_CHANCE
+    cluster.loop.call_later(fault.seconds, setattr, cluster.points, "chance", 0.0)
 
 
-def _drain(cluster: Cluster, fault: Fault) -> None:
-    """An operator drains a replica, and takes it back later."""
-    replica = str(int(fault.size * len(cluster.sizes.ranks)))
-    _operate(cluster, "DrainReplica", replica=replica)
-    # A scheduler that is started again has forgotten the drain.
-    cluster.loop.call_later(fault.seconds, partial(_operate, cluster, "UndrainReplica", replica=replica))
+def _operate(work: Callable[[Operator], Awaitable[None]]) -> Callable[[Cluster, Fault], None]:
+    """Returns a fault that is no fault, but what an operator does."""
+
+    def operate(cluster: Cluster, fault: Fault) -> None:
+        cluster.loop.spawn(cluster.operator.owner, work(Operator(cluster, fault)), f"operator-{fault.kind}")
+
+    return operate
 
 
-def _reset_cache(cluster: Cluster, _: Fault) -> None:
-    """An operator empties the prefix caches."""
-    _operate(cluster, "ResetPrefixCache")
-
-
-def _choose_adapter(fault: Fault) -> str:
-    names = (*ADAPTERS, LATE_ADAPTER)
-    return names[int(fault.size * len(names))]
-
-
-def _load_adapter(cluster: Cluster, fault: Fault) -> None:
-    name = _choose_adapter(fault)
-    _operate(cluster, "LoadLora", name=name, path=name, load_inplace=fault.seconds < 1.0)
-
-
-def _unload_adapter(cluster: Cluster, fault: Fault) -> None:
-    """An operator unloads an adapter, and loads it again later."""
-    name = _choose_adapter(fault)
-    _operate(cluster, "UnloadLora", name=name)
-    cluster.loop.call_later(fault.seconds, partial(_operate, cluster, "LoadLora", name=name, path=name))
-
-
-def _pin_adapter(cluster: Cluster, fault: Fault) -> None:
-    name = _choose_adapter(fault)
-    _operate(cluster, "PinLora", name=name, pinned=True)
-    cluster.loop.call_later(fault.seconds, partial(_operate, cluster, "PinLora", name=name, pinned=False))
+# What a fake worker can be told to do wrong: an attribute of it, and its value.
+SPOILS: dict[str, tuple[str, object]] = {
+    "refuse a step": ("refuse_next", "on purpose"),
+    "answer wrong": ("skew_next", True),
+    "lose the group": ("lose_group_next", True),
+    "skew a rank": ("num_epochs_to_skew", 1),
+}
 
 
 def _spoil(name: str, value: object) -> Callable[[Cluster, Fault], None]:
@@ -152,13 +122,6 @@ def _spoil(name: str, value: object) -> Callable[[Cluster, Fault], None]:
 
 # The kinds that strike both targets.
 PAIRS = frozenset({"kill two", "part", "flap", "delay"})
-# The kinds that strike what they choose themselves.
-OF_NO_TARGET = frozenset(
-    {
-        *("drain", "reset cache", "break", "load adapter", "unload adapter", "pin adapter"),
-        *("refuse a step", "answer wrong", "lose the group", "skew a rank"),
-    }
-)
 FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "kill": _kill,
     "kill silently": _kill_silently,
@@ -172,13 +135,11 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "delay": _delay,
     "stop": _stop,
     "jump": _jump,
-    "drain": _drain,
-    "reset cache": _reset_cache,
-    "refuse a step": _spoil("refuse_next", "on purpose"),
-    "answer wrong": _spoil("skew_next", value=True),
-    "lose the group": _spoil("lose_group_next", value=True),
-    "skew a rank": _spoil("num_epochs_to_skew", 1),
-    "load adapter": _load_adapter,
-    "unload adapter": _unload_adapter,
-    "pin adapter": _pin_adapter,
+    AT_POINTS: _at_points,
+    **{kind: _spoil(*what) for kind, what in SPOILS.items()},
+    **{kind: _operate(work) for kind, work in OPERATIONS.items()},
 }
+# The kinds that strike what they choose themselves.
+OF_NO_TARGET = frozenset(
+    {"break", "at points", "refuse a step", "answer wrong", "lose the group", "skew a rank", *OPERATIONS}
+)

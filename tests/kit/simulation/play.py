@@ -36,6 +36,7 @@ class Play:
         self._scenario = scenario
         self._loop = loop
         self._cluster = Cluster(loop, scenario.sizes)
+        self.points = self._cluster.points
         self.report = Report(scenario.seed)
 
     async def run(self) -> None:
@@ -125,7 +126,8 @@ def play(scenario: Scenario, max_callbacks: int = 3_000_000) -> Report:
     run = Play(scenario, loop)
     begin = loop.time()
     try:
-        loop.run(run.run())
+        with run.points.reached():
+            loop.run(run.run())
     except BaseExceptionGroup as group:
         run.report.violations += [f"nobody retrieved {error!r}" for error in group.exceptions]
     except Exception as error:  # noqa: BLE001 - whatever ends the loop is told with its seed

@@ -6,11 +6,12 @@ The mix of faults is drawn too: some scenarios have one kind of fault only, some
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blockyard.contract.models import Task
-from tests.kit.simulation.asks import FEATURES, SECONDS, draw_ask, draw_pooling_ask
+from blockyard.errors import Reason
+from tests.kit.simulation.asks import FEATURES, HTTP_CONDUCTS, SECONDS, draw_ask, draw_pooling_ask
 from tests.kit.simulation.cluster import Sizes
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tests.kit.simulation.asks import Ask
 
 
+# The errors with which any request may fail because of what operators do.
+ALLOWED_BY = {"sleep": Reason.SLEEPING, "update weights": Reason.SLEEPING}
 # The workers of each replica, and the stages of their pipelines.
 SHAPES = (((1,), 1), ((1, 1), 1), ((1, 1), 1), ((1, 1, 1), 1), ((1, 2), 1), ((1, 2), 1), ((4,), 1), ((2, 2), 2))
 
@@ -60,6 +63,7 @@ def draw_scenario(
     if sizes.task is Task.EMBED:
         asks = tuple(draw_pooling_ask(draw, number) for number in range(num_asks))
     else:
+        conducts = [*conducts, *HTTP_CONDUCTS * len(conducts)] if sizes.has_http else conducts
         asks = tuple(draw_ask(draw, number, features, conducts) for number in range(num_asks))
     names = [
         *sizes.workers,
@@ -71,6 +75,8 @@ def draw_scenario(
     used = draw.sample(kinds, draw.randint(1, len(kinds))) if draw.random() < 0.7 else kinds
     num_faults = 0 if draw.random() < 0.05 else draw.choice((1, 2, 3, 6, 6, 6, 9, 15))
     faults = tuple(_draw_fault(draw, names, used) for _ in range(num_faults))
+    more_allowed = {ALLOWED_BY[fault.kind] for fault in faults if fault.kind in ALLOWED_BY}
+    asks = tuple(replace(ask, allowed=ask.allowed | more_allowed) for ask in asks)
     return Scenario(seed, sizes, asks, sorted(faults, key=lambda fault: fault.at))
 
 
@@ -86,6 +92,8 @@ def _draw_sizes(draw: random.Random, features: Sequence[str]) -> Sizes:
         max_num_batched_tokens=draw.choice((16, 64, 256)),
         policy=draw.choice(("fcfs", "priority")),
         max_loras=draw.choice((1, 2, 3)) if "adapter" in features else 0,
+        # The applications of HTTP are slow to make.
+        has_http=draw.random() < 0.1,
         task=Task.EMBED if draw.random() < 0.08 else Task.GENERATE,
     )
 

@@ -10,6 +10,7 @@ import pytest
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason
+from blockyard.service import faults
 from tests.kit.oracles.token_oracle import oracle, until_idle
 
 if TYPE_CHECKING:
@@ -336,3 +337,16 @@ async def test_an_engine_that_stops_ends_with_its_epoch(harness: Harness) -> Non
     server.service.close()
     await worker.kill()
     await asyncio.wait_for(running, 10)
+
+
+async def test_an_error_before_a_step_is_published_costs_no_token(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.worker()
+    server, client = await harness.scheduler(), await harness.client()
+    due = [faults.Fault(faults.BEFORE_PUBLISH, faults.Action.ERROR, number) for number in (3, 9)]
+    monkeypatch.setattr(faults, "reach", faults.Faults(due).reach)
+    stream = await client.add("r", [3] * 40, n=2, max_tokens=50)
+    assert await client.result(stream) == oracle([3] * 40, 50, n=2)
+    assert (await client.status()).num_recoveries == len(due)
+    await until_idle(server)
