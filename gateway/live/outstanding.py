@@ -323,7 +323,7 @@ class OutstandingRequests:
         for answer, record in zip(state.answers, resumed.sequences, strict=True):
             if answer.ended is None or record.reason is not None:
                 continue
-            if len(record.token_ids) < answer.num_tokens:
+            if answer.ended.pooled_values or len(record.token_ids) < answer.num_tokens:
                 is_behind = True
             else:
                 self.abort_sequence(state, answer)

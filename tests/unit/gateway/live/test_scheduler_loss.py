@@ -222,6 +222,18 @@ async def test_a_whole_answer_does_not_end_the_request_where_less_of_it_is(core:
     assert core.link.aborts == [Abort(again.handle, "r")]
 
 
+async def test_numbers_that_came_do_not_end_the_request_where_they_are_not(core: Core) -> None:
+    """Of a pooling request, which has no tokens by which its progress could be told."""
+    await core.accepted()
+    core.told(ended=[Ending(10, LENGTH)], pooled=[(10, b"\0\0\x80?")])
+    core.lost()
+    core.link.sent.clear()
+    core.attached()
+    [again] = core.link.adds
+    core.told(resumed=[resumed(again, SequenceRecord(()))])
+    assert core.link.aborts == [Abort(again.handle, "r")]
+
+
 async def test_a_sequence_does_not_end_where_less_of_it_is(core: Core) -> None:
     reader = await core.accepted(n=2)
     core.told(sequence_ids=[10, 10, 11], token_ids=[20, 21, 40], ended=[Ending(10, LENGTH)])
