@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,12 +15,11 @@ if TYPE_CHECKING:
     from tests.kit.simulation.planted.mistakes import Planted
 
 # Two that are found within a few seeds: one in the gateway, one in the core.
-NAMES = ["sent_twice", "begun_in_flight"]
-NUM_SEEDS = 50
-SECONDS = 300.0
+NAMES = ["known_without_record", "record_without_last"]
+NUM_SEEDS = 20
 
 
 @pytest.mark.parametrize("planted", find_planted(NAMES), ids=lambda planted: planted.name)
 def test_a_planted_mistake_is_found(planted: Planted, tmp_path: Path) -> None:
     plant(planted, tmp_path)
-    assert search(planted, tmp_path, range(NUM_SEEDS), SECONDS).seed is not None
+    assert search(planted, tmp_path, range(NUM_SEEDS), inf).seed is not None
