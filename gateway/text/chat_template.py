@@ -83,6 +83,9 @@ class ChatTemplate:
             raise BlockyardError(
                 Reason.MODEL_NOT_LOADED, f"the chat template is broken, line {error.lineno}: {error.message}"
             ) from None
+        except (RecursionError, SyntaxError, MemoryError):
+            # Jinja's parser calls itself, and Python compiles only some twenty loops within each other.
+            raise BlockyardError(Reason.MODEL_NOT_LOADED, "the chat template is nested too deep") from None
         self.source = source
         self._special_tokens = dict(special_tokens)
         self.roles = find_roles(self.render)

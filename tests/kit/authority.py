@@ -38,6 +38,20 @@ class Pair:
         return [f"--{name.replace('_', '-')}={value}" for name, value in self.settings(prefix).items()]
 
 
+# Python 3.13 and later refuse an authority that does not say what its key is for.
+_SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
@@ -65,6 +79,7 @@ class Authority:
         built = self._builder(self._name, self._key.public_key(), VALID).add_extension(
             x509.BasicConstraints(ca=True, path_length=None), critical=True
         )
+        built = built.add_extension(_SIGNS, critical=True)
         _write(self.certificate, self._sign(built))
 
     def _builder(
@@ -79,6 +94,9 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=2))
             .not_valid_after(now + valid)
+            # Python 3.13 and later refuse a certificate that does not name its authority's key.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
 
     def _sign(self, builder: x509.CertificateBuilder) -> bytes:

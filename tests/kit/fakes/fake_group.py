@@ -17,6 +17,7 @@ from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from blockyard.transport import Transport
     from tests.kit.fakes.fake_worker import FakeWorkerOptions
 
 
@@ -27,6 +28,7 @@ class FakeGroup:
     address: str
     incarnation: str
     epoch: int
+    transport: Transport
     parallel: worker_pb2.Parallel | None = None
     group: worker_pb2.GroupInfo | None = None
     # How often it formed a group, took one over, and was told to leave one.
@@ -128,7 +130,7 @@ class FakeGroup:
 
     async def _meet(self, request: worker_pb2.FormGroupRequest) -> None:
         """Says at rank 0 that it is there, and waits for all."""
-        channel = internal_channel(request.rendezvous_address)
+        channel = internal_channel(request.rendezvous_address, transport=self.transport)
         stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(channel)
         timeout = request.timeout.ToTimedelta().total_seconds()
         told = {"epoch": request.epoch, "secret": request.secret}

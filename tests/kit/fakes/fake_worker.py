@@ -92,6 +92,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         self.configuration_digest = ""
         self.incarnation = clock.uuid_hex()
         self.make_device = make_device
+        self.transport = transport
         self.api_version = "v1"
         self.task = Task.UNSPECIFIED
         # It stops loading at so many bytes until it may go on.

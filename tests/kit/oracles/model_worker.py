@@ -30,7 +30,8 @@ class StepRefused(Exception):
 
 def root_of(spec: GroupSpec) -> int:
     """The name of no tokens, for a request: with an adapter all its KV is another's."""
-    return extend_name(ROOT, hash(spec.lora.digest)) if spec.lora else ROOT
+    # Not `hash`, which differs from process to process.
+    return extend_name(ROOT, int.from_bytes(spec.lora.digest)) if spec.lora else ROOT
 
 
 def extend_name(name: int, token_id: int) -> int:

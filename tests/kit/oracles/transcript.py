@@ -51,6 +51,10 @@ class Transcript:
     _last_at: float = field(default_factory=time.monotonic)
 
     @property
+    def is_accepted(self) -> bool:
+        return self._is_accepted
+
+    @property
     def num_tokens(self) -> int:
         """Of all sequences."""
         return sum(len(sequence.token_ids) for sequence in self.sequences.values())

@@ -35,7 +35,7 @@ CHUNK = 4
 
 def scenario_of(seed: int | str) -> Scenario:
     """Draws the scenario of a seed."""
-    return draw_scenario(seed, list(FAULTS), list(CONDUCTS))
+    return draw_scenario(seed, list(FAULTS), [name for name in CONDUCTS if not name.startswith("embeds")])
 
 
 def play_seeds(seeds: list[int | str]) -> list[Report]:
@@ -94,7 +94,9 @@ def replay(arguments: argparse.Namespace) -> int:
         scenario = shrink(scenario, lambda text: print(f"\r{text}    ", end="", file=sys.stderr))
     if arguments.log:
         logging.disable(logging.NOTSET)
-        logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(name)s %(message)s")
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(name)s %(message)s %(fields)s", defaults={"fields": ""}))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
     for fault in scenario.faults:
         print(f"{fault.at:8.3f} s  {fault.kind}: {', '.join(fault.targets)}, {fault.seconds:.2f} s, {fault.size:.2f}")
     for ask in scenario.asks:

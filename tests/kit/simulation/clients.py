@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from blockyard.client.asynchronous import AsyncClient
+from blockyard.client.asynchronous import AsyncClient, AsyncStream
+from blockyard.client.codec import make_spec
 from blockyard.client.retry import RetryPolicy
 from blockyard.errors import BlockyardError, Reason
+from blockyard.inference.v1 import inference_pb2
 from tests.kit.oracles.transcript import Transcript, read
+from tests.kit.simulation.asks import answers_alone, vectors_alone
 from tests.kit.simulation.cluster import Process
-from tests.kit.simulation.scenario import answers_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from blockyard.client.asynchronous import AsyncStream
+    from blockyard.contract.pooling import Embeddings
+    from tests.kit.simulation.asks import Ask
     from tests.kit.simulation.cluster import Cluster
-    from tests.kit.simulation.scenario import Ask
 
 # Longer than any fault, so that a client gives up none of its requests.
 PATIENCE_SECONDS = 10_000.0
 # How long clients that come back stay away; shorter than the resume window of 60 s.
 AWAY_SECONDS = (0.0, 8.0)
-# Errors with which a request may fail although nothing was wrong with it: all processes that had it died with a worker
-# each time.
-ALLOWED = frozenset({Reason.POISON_REQUEST})
+# A request is given up once its worker was lost three times in a row, or two replicas refused or answered it wrongly.
+NUM_LOSSES, NUM_REFUSALS = 3, 2
+REFUSALS = ("refuse a step", "answer wrong", "skew a rank", "lose the group")
+# The same for clients that bring their request along, which gateways may have forgotten.
+LONG_AWAY_SECONDS = (0.0, 150.0)
+NUM_TENANTS = 3
 
 
 class Violation(AssertionError):
@@ -65,12 +71,14 @@ class Report:
 
 
 class Client:
-    """A process with a client of the library. `number`: decides which gateway it prefers."""
+    """A process with a client of the library. `number`: decides its tenant, and which gateway it prefers."""
 
     def __init__(self, cluster: Cluster, number: int, report: Report) -> None:
         self.process = Process(cluster, f"client-{number}", 0)
+        self._cluster = cluster
         self.report = report
         self._loop = cluster.loop
+        self._tenant = f"tenant-{number % NUM_TENANTS}"
         first = number % len(cluster.targets)
         self._targets = [*cluster.targets[first:], *cluster.targets[:first]]
         self._client: AsyncClient | None = None
@@ -84,7 +92,8 @@ class Client:
 
     def make_client(self, targets: list[str]) -> AsyncClient:
         retry = RetryPolicy(max_attempts=10_000, resume_seconds=PATIENCE_SECONDS)
-        return AsyncClient(targets, retry=retry, clock=self.process.clock, transport=self.process.transport)
+        process = self.process
+        return AsyncClient(targets, retry=retry, tenant=self._tenant, clock=process.clock, transport=process.transport)
 
     @property
     def other_targets(self) -> list[str]:
@@ -95,58 +104,132 @@ class Client:
         if self._client is not None:
             await self._client.close()
 
-    def open(self, ask: Ask) -> AsyncStream:
+    def open(self, ask: Ask, client: AsyncClient | None = None) -> AsyncStream:
         options: Any = ask.options
-        return self.client.stream(list(ask.prompt), **options)
+        prompt = ask.prompt if isinstance(ask.prompt, str) else list(ask.prompt)
+        return (client or self.client).stream(prompt, timeout=ask.timeout, **options)
 
     async def ask(self, ask: Ask, begin: float) -> None:
         """Sends a request when it is due, and does with it what the request says; raises Violation."""
+        self.begin = begin
         await asyncio.sleep(begin + ask.at - self._loop.time())
         await CONDUCTS[ask.conduct](self, ask)
 
-    async def read(self, ask: Ask, stream: AsyncStream, allowed: frozenset[Reason] = ALLOWED) -> bool:
+    def check_error(self, ask: Ask, error: BlockyardError, allowed: frozenset[Reason]) -> None:
+        """Counts a request that failed; raises Violation for an error that it did not deserve.
+
+        `allowed`: errors that it may get, though `REQUEST_EXPIRED` only after the death of a scheduler.
+        """
+        self.report.outcomes[error.reason.value] += 1
+        since = self.begin + ask.at
+        # A worker is lost to its scheduler with its process, its connection, or by what it says.
+        is_poison = self._cluster.num_strikes(since) >= NUM_LOSSES
+        if error.reason is Reason.POISON_REQUEST:
+            is_deserved = is_poison
+        elif error.reason is Reason.BUG:
+            is_deserved = self._cluster.num_strikes(since, *REFUSALS) >= NUM_REFUSALS
+        elif error.reason is Reason.REQUEST_EXPIRED:
+            # Who left may lose an answer with the scheduler and the gateway that knew it. Failed requests are not kept.
+            is_deserved = error.reason in allowed and (is_poison or self._cluster.num_deaths("scheduler", since) > 0)
+        else:
+            is_deserved = error.reason in allowed
+        if not is_deserved:
+            raise Violation(f"failed with {error!r}") from None
+
+    async def read(
+        self,
+        ask: Ask,
+        stream: AsyncStream,
+        more_allowed: frozenset[Reason] = frozenset(),
+        transcript: Transcript | None = None,
+    ) -> bool:
         """Reads a stream and checks all that comes. Returns whether the answer was whole, and not an allowed error."""
-        transcript = Transcript()
+        transcript = transcript or Transcript()
         try:
             await read(stream, transcript)
         except BlockyardError as error:
-            self.report.outcomes[error.reason.value] += 1
             check_beginning(ask, transcript)
-            if error.reason not in allowed:
-                raise Violation(f"failed with {error!r}") from None
+            self.check_error(ask, error, ask.allowed | more_allowed)
             return False
         self.report.outcomes["answered"] += 1
         self.report.num_resumes += stream.num_resumes
         self.report.num_tokens += transcript.num_tokens
         check_beginning(ask, transcript)
-        for index, due in enumerate(answers_alone(ask)):
-            came = transcript.sequences[index]
-            if came.token_ids != due:
-                raise Violation(f"sequence {index} ended after {len(came.token_ids)} tokens of {len(due)}")
+        check_whole(ask, {index: (came.token_ids, came.text) for index, came in transcript.sequences.items()})
         return True
 
-    async def away(self) -> None:
-        await asyncio.sleep(self.process.random.uniform(*AWAY_SECONDS))
+    async def generate(self, ask: Ask, client: AsyncClient) -> None:
+        """Asks for the whole answer with one call, and checks it."""
+        options: Any = ask.options | {"on_disconnect": "keep"}
+        spec = make_spec(ask.prompt, options)
+        try:
+            answer = await client._call("Generate", inference_pb2.GenerateRequest(spec=spec), ask.timeout)
+        except BlockyardError as error:
+            self.check_error(ask, error, ask.allowed)
+            return
+        self.report.outcomes["answered"] += 1
+        check_whole(ask, {choice.index: (choice.token_ids, choice.text) for choice in answer.choices})
+
+    async def embed(self, ask: Ask, client: AsyncClient) -> None:
+        """Asks for vectors, and checks them."""
+        try:
+            answer: Embeddings = await client.embed(ask.inputs, request_id=ask.request_id)
+        except BlockyardError as error:
+            self.check_error(ask, error, ask.allowed)
+            return
+        self.report.outcomes["embedded"] += 1
+        if [struct.pack(f"<{len(each)}f", *each) for each in answer.vectors] != vectors_alone(ask):
+            raise Violation("a vector is not as if its input ran alone")
+
+    async def away(self, seconds: tuple[float, float] = AWAY_SECONDS) -> None:
+        await asyncio.sleep(self.process.random.uniform(*seconds))
 
 
 def check_beginning(ask: Ask, transcript: Transcript) -> None:
     """Raises Violation unless each sequence has the first tokens that it has alone."""
-    due = answers_alone(ask)
+    answers = answers_alone(ask)
     for index, sequence in transcript.sequences.items():
-        came = sequence.token_ids
-        if came != due[index][: len(came)]:
-            position = next(p for p, (a, b) in enumerate(zip(came, (*due[index], None), strict=False)) if a != b)
+        came, due = sequence.token_ids, answers[index]
+        if tuple(came) != due.token_ids[: len(came)]:
+            pairs = zip(came, (*due.token_ids, None), strict=False)
+            position = next(position for position, (a, b) in enumerate(pairs) if a != b)
             raise Violation(f"sequence {index}: token {position} is {came[position]}, not as if it ran alone")
+        if not due.text.startswith(sequence.text):
+            raise Violation(f"sequence {index}: its text is {sequence.text!r}, and alone {due.text!r}")
 
 
-async def read_some(ask: Ask, stream: AsyncStream) -> Transcript:
-    """Reads the first events."""
+def check_whole(ask: Ask, sequences: dict[int, tuple[Sequence[int], str]]) -> None:
+    """Raises Violation unless each sequence is the one that it is alone."""
+    answers = answers_alone(ask)
+    if sorted(sequences) != list(range(len(answers))):
+        raise Violation(f"sequences {sorted(sequences)} came of {len(answers)}")
+    for index, due in enumerate(answers):
+        token_ids, text = sequences[index]
+        if tuple(token_ids) != due.token_ids:
+            raise Violation(f"sequence {index} has {len(token_ids)} tokens, and alone others, {len(due.token_ids)}")
+        if text != due.text:
+            raise Violation(f"sequence {index}: its text is {text!r}, and alone {due.text!r}")
+
+
+async def read_some(client: Client, ask: Ask, stream: AsyncStream) -> Transcript | None:
+    """Reads the first events; None if it failed with an allowed error."""
     transcript = Transcript()
-    for _ in range(ask.num_events):
-        with suppress(StopAsyncIteration):
-            transcript.take(await anext(stream))
-    check_beginning(ask, transcript)
+    try:
+        for _ in range(ask.num_events):
+            with suppress(StopAsyncIteration):
+                transcript.take(await anext(stream))
+    except BlockyardError as error:
+        client.check_error(ask, error, ask.allowed)
+        return None
+    finally:
+        check_beginning(ask, transcript)
     return transcript
+
+
+def cut_off(stream: AsyncStream) -> None:
+    """Ends the call of a stream without a word; the request goes on."""
+    stream._closed.set()
+    stream._call.cancel()
 
 
 # What clients do.
@@ -160,11 +243,7 @@ async def _reads(client: Client, ask: Ask) -> None:
 async def _leaves(client: Client, ask: Ask) -> None:
     """Closes the stream after some events, which cancels the request."""
     stream = client.open(ask)
-    try:
-        await read_some(ask, stream)
-    except BlockyardError as error:
-        if error.reason not in ALLOWED:
-            raise
+    await read_some(client, ask, stream)
     stream.close()
     client.report.outcomes["left"] += 1
 
@@ -172,40 +251,80 @@ async def _leaves(client: Client, ask: Ask) -> None:
 async def _is_cut_off(client: Client, ask: Ask) -> None:
     """Loses its gateway after some events without a word, and reads the whole answer later at another one."""
     stream = client.open(ask)
-    try:
-        await read_some(ask, stream)
-    except BlockyardError as error:
-        if error.reason not in ALLOWED:
-            raise
+    transcript = await read_some(client, ask, stream)
+    if transcript is None:
         return
-    # The call ends, the request does not.
-    stream._closed.set()
-    stream._call.cancel()
+    cut_off(stream)
     await client.away()
+    if not transcript.is_accepted:
+        # The gateway may never have had it.
+        client.report.outcomes["not accepted"] += 1
+        return
     async with client.make_client(client.other_targets) as other:
         # Nobody may have it any more: who has not got an answer whole may lose it with all who knew it.
-        lost = frozenset({*ALLOWED, Reason.REQUEST_EXPIRED})
-        if await client.read(ask, other.resume(ask.options["request_id"]), lost):
+        lost = frozenset({Reason.REQUEST_EXPIRED})
+        if await client.read(ask, other.resume(ask.request_id), lost):
             client.report.outcomes["read anew"] += 1
+
+
+async def _moves_on(client: Client, ask: Ask) -> None:
+    """Loses its gateway after some events, brings the request to another one later, and reads on from there.
+
+    It may come after everybody has forgotten the request: then it is computed again.
+    """
+    stream = client.open(ask)
+    if (transcript := await read_some(client, ask, stream)) is None:
+        return
+    cut_off(stream)
+    await client.away(LONG_AWAY_SECONDS)
+    async with client.make_client(client.other_targets) as other:
+        if not stream._resumption._is_over and await client.read(
+            ask, AsyncStream(other._connections, stream._resumption), transcript=transcript
+        ):
+            client.report.outcomes["read on"] += 1
+
+
+async def _asks_once(client: Client, ask: Ask) -> None:
+    """Asks for the whole answer at once, and meanwhile at another gateway again."""
+    first = asyncio.ensure_future(client.generate(ask, client.client))
+    await client.away()
+    async with client.make_client(client.other_targets) as other:
+        await client.generate(ask, other)
+    await first
+
+
+async def _embeds(client: Client, ask: Ask) -> None:
+    """Asks for vectors."""
+    await client.embed(ask, client.client)
+
+
+async def _embeds_twice(client: Client, ask: Ask) -> None:
+    """Asks for vectors, and meanwhile at another gateway for the same ones."""
+    first = asyncio.ensure_future(_embeds(client, ask))
+    await client.away()
+    async with client.make_client(client.other_targets) as other:
+        await client.embed(ask, other)
+    await first
 
 
 async def _is_two(client: Client, ask: Ask) -> None:
     """Sends the request a second time through another gateway; both read one answer."""
-    first = asyncio.ensure_future(client.read(ask, client.open(ask)))
+    # Who has no time left cancels the request.
+    late = frozenset({Reason.CLIENT_CANCELLED}) if ask.timeout else frozenset[Reason]()
+    first = asyncio.ensure_future(client.read(ask, client.open(ask), late))
     await client.away()
-    options: Any = ask.options
     async with client.make_client(client.other_targets) as other:
-        await client.read(ask, other.stream(list(ask.prompt), **options))
+        await client.read(ask, client.open(ask, other), late)
     await first
 
 
 async def _is_cancelled(client: Client, ask: Ask) -> None:
     """Has its request cancelled by another client while it reads."""
-    reading = asyncio.ensure_future(client.read(ask, client.open(ask), frozenset({*ALLOWED, Reason.CLIENT_CANCELLED})))
+    reading = asyncio.ensure_future(client.read(ask, client.open(ask), frozenset({Reason.CLIENT_CANCELLED})))
     await client.away()
     async with client.make_client(client.other_targets) as other:
         with suppress(BlockyardError):
-            if await other.cancel(ask.options["request_id"]):
+            if await other.cancel(ask.request_id):
                 client.report.outcomes["cancelled"] += 1
     await reading
 
@@ -216,4 +335,8 @@ CONDUCTS: dict[str, Callable[[Client, Ask], Awaitable[None]]] = {
     "is cut off": _is_cut_off,
     "is two": _is_two,
     "is cancelled": _is_cancelled,
+    "moves on": _moves_on,
+    "asks once": _asks_once,
+    "embeds": _embeds,
+    "embeds twice": _embeds_twice,
 }

@@ -10,12 +10,15 @@ import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import FastAPI
 
 from blockyard.clock import Clock
 from blockyard.configuration import ModelSettings, PublicSettings
+from blockyard.contract.models import Task
+from blockyard.lora.settings import LoraSettings
 from gateway.config import GatewayConfiguration
 from gateway.config import ServiceSettings as GatewayServiceSettings
 from gateway.server import Parts
@@ -24,7 +27,7 @@ from gateway.text.tokenizer_files import load_tokenizer
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.server import Server as SchedulerServer
 from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
-from tests.kit.processes.system import ROOT
+from tests.kit.simulation.asks import ADAPTERS, MAX_MODEL_LEN, MODEL, VOCAB_SIZE, model_folder
 from tests.kit.simulation.device import SimDevice
 from tests.kit.simulation.network import Network
 from tests.kit.simulation.transport import SimTransport
@@ -34,11 +37,11 @@ if TYPE_CHECKING:
 
     from tests.kit.simulation.loop import Owner, SimLoop
 
-MODEL = ROOT / "models" / "demo"
-VOCAB_SIZE = 300
 GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT = 50051, 50052, 50060, 50070
 # 2026 in seconds since 1970: the wall clock's time at the start.
 WALL_SECONDS = 1.78e9
+# Faults may last so long.
+FELT_SECONDS = 15.0
 # How long a supervisor takes to start a process again.
 RESTART_SECONDS = (0.05, 2.0)
 STEP_SECONDS = (0.01, 0.2)
@@ -46,15 +49,29 @@ STEP_SECONDS = (0.01, 0.2)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a simulated cluster."""
+    """The sizes of a simulated cluster. `ranks`: the workers of each replica; `stages`: those of its pipeline."""
 
     num_gateways: int = 2
-    num_workers: int = 2
+    ranks: tuple[int, ...] = (1, 1)
+    stages: int = 1
     num_device_blocks: int = 60
     num_host_blocks: int = 20
     block_size: int = 4
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 64
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    max_loras: int = 0
+    task: Task = Task.GENERATE
+
+    @property
+    def replicas(self) -> list[list[str]]:
+        """The names of each replica's workers."""
+        numbers = count()
+        return [[f"worker-{next(numbers)}" for _ in range(size)] for size in self.ranks]
+
+    @property
+    def workers(self) -> list[str]:
+        return [name for names in self.replicas for name in names]
 
 
 class Process:
@@ -112,6 +129,7 @@ class Node:
         """Kills the process; it is started again after some time."""
         if not self.process.owner.alive:
             return
+        self.cluster.deaths.append((self.cluster.loop.time(), self.name))
         self.cluster.network.kill(self.process.owner, silently)
         loop = self.cluster.loop
         loop.call_later(self._random.uniform(*RESTART_SECONDS), self.start, context=loop.context_of(loop.main))
@@ -144,15 +162,22 @@ def model_digest() -> str:
 
 
 class Cluster:
-    """Starts the nodes `gateway-N`, `scheduler` and `worker-N`."""
+    """Starts the nodes `gateway-N`, `scheduler` and `worker-N`.
+
+    Attributes:
+        deaths: when which node's process ended, killed or by itself.
+        strikes: when there was a fault of which kind.
+    """
 
     def __init__(self, loop: SimLoop, sizes: Sizes) -> None:
         self.loop = loop
         self.network = Network(loop)
         self.sizes = sizes
         self.nodes: dict[str, Node] = {}
-        for number in range(sizes.num_workers):
-            self._add(f"worker-{number}", run_worker)
+        self.deaths: list[tuple[float, str]] = []
+        self.strikes: list[tuple[float, str]] = []
+        for name in sizes.workers:
+            self._add(name, run_worker)
         self._add("scheduler", run_scheduler)
         for number in range(sizes.num_gateways):
             self._add(f"gateway-{number}", run_gateway)
@@ -167,6 +192,14 @@ class Cluster:
         for node in self.nodes.values():
             node.start()
 
+    def num_deaths(self, role: str, since: float) -> int:
+        """Counts the ends of processes of a role since a time."""
+        return sum(at >= since and name.startswith(role) for at, name in self.deaths)
+
+    def num_strikes(self, since: float, *kinds: str) -> int:
+        """Counts the faults of some kinds, or of all, since a time, and those that may still be felt then."""
+        return sum(at >= since - FELT_SECONDS and (not kinds or kind in kinds) for at, kind in self.strikes)
+
     @property
     def targets(self) -> list[str]:
         """The gateways' public gRPC addresses."""
@@ -180,8 +213,9 @@ async def run_worker(node: Node, process: Process) -> None:
         num_device_blocks=sizes.num_device_blocks,
         num_host_blocks=sizes.num_host_blocks,
         vocab_size=VOCAB_SIZE,
-        max_model_len=512,
+        max_model_len=MAX_MODEL_LEN,
         model_digest=model_digest(),
+        task=sizes.task,
     )
 
     def make_device(execute: Any, answer: Any, _: float) -> Any:
@@ -198,18 +232,31 @@ async def run_worker(node: Node, process: Process) -> None:
 
 async def run_scheduler(node: Node, process: Process) -> None:
     sizes, base = node.cluster.sizes, SchedulerConfiguration()
-    workers = [f"{name}:{WORKER_PORT}" for name in node.cluster.nodes if name.startswith("worker")]
+    replicas = ["+".join(f"{name}:{WORKER_PORT}" for name in names) for names in sizes.replicas]
     configuration = replace(
         base,
         model=ModelSettings(model="fake"),
         service=replace(
             base.service,
             scheduler_address=f"{node.name}:{SCHEDULER_PORT}",
-            worker_address=",".join(workers),
+            worker_address=",".join(replicas),
             debug_integrity=True,
         ),
         scheduler=replace(
-            base.scheduler, max_num_seqs=sizes.max_num_seqs, max_num_batched_tokens=sizes.max_num_batched_tokens
+            base.scheduler,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            policy=sizes.policy,
+        ),
+        parallel=replace(
+            base.parallel,
+            tensor_parallel_size=max(sizes.ranks) // sizes.stages,
+            pipeline_parallel_size=sizes.stages,
+        ),
+        lora=LoraSettings(
+            max_loras=sizes.max_loras,
+            lora_modules=",".join(f"{name}={name}" for name in ADAPTERS) if sizes.max_loras else "",
+            lora_patience_seconds=0.5,
         ),
     )
     node.service = SchedulerServer(configuration, process.clock, process.transport)
@@ -220,7 +267,7 @@ async def run_scheduler(node: Node, process: Process) -> None:
 
 async def run_gateway(node: Node, process: Process) -> None:
     configuration = GatewayConfiguration(
-        model=ModelSettings(model=str(MODEL)),
+        model=ModelSettings(model=str(model_folder(node.cluster.sizes.task))),
         public=replace(PublicSettings(), grpc_port=GRPC_PORT, admin_port=ADMIN_PORT),
         service=GatewayServiceSettings(scheduler_address=f"scheduler:{SCHEDULER_PORT}"),
     )

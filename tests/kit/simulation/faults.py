@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from tests.kit.simulation.asks import ADAPTERS, LATE_ADAPTER
 from tests.kit.simulation.cluster import SCHEDULER_PORT
 
 if TYPE_CHECKING:
@@ -87,40 +89,76 @@ def _jump(cluster: Cluster, fault: Fault) -> None:
     cluster.nodes[fault.targets[0]].process.wall_offset += (fault.size - 0.5) * 7200
 
 
-def _drain(cluster: Cluster, fault: Fault) -> None:
-    """An operator drains a replica, and takes it back later."""
-    scheduler, replica = cluster.nodes["scheduler"], str(int(fault.size * cluster.sizes.num_workers))
-
-    async def call(method: str) -> None:
-        channel = scheduler.process.transport.channel(f"scheduler:{SCHEDULER_PORT}", ())
-        stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
-        request = getattr(admin_pb2, f"{method}Request")(replica=replica)
-        with suppress(grpc.aio.AioRpcError):
-            await getattr(stub, method)(request, timeout=5)
-
-    def start(method: str) -> None:
-        scheduler.call(lambda: asyncio.ensure_future(call(method)))
-
-    start("DrainReplica")
-    # A scheduler that is started again has forgotten the drain.
-    cluster.loop.call_later(fault.seconds, start, "UndrainReplica")
-
-
-def _reset_cache(cluster: Cluster, fault: Fault) -> None:
-    """An operator empties the prefix caches."""
+def _operate(cluster: Cluster, method: str, **fields: Any) -> None:
+    """An operator calls the scheduler, which may refuse, or not be there."""
     scheduler = cluster.nodes["scheduler"]
 
     async def call() -> None:
         channel = scheduler.process.transport.channel(f"scheduler:{SCHEDULER_PORT}", ())
         stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
         with suppress(grpc.aio.AioRpcError):
-            await stub.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(), timeout=5)
+            await getattr(stub, method)(getattr(admin_pb2, f"{method}Request")(**fields), timeout=5)
 
     scheduler.call(lambda: asyncio.ensure_future(call()))
 
 
+def _drain(cluster: Cluster, fault: Fault) -> None:
+    """An operator drains a replica, and takes it back later."""
+    replica = str(int(fault.size * len(cluster.sizes.ranks)))
+    _operate(cluster, "DrainReplica", replica=replica)
+    # A scheduler that is started again has forgotten the drain.
+    cluster.loop.call_later(fault.seconds, partial(_operate, cluster, "UndrainReplica", replica=replica))
+
+
+def _reset_cache(cluster: Cluster, _: Fault) -> None:
+    """An operator empties the prefix caches."""
+    _operate(cluster, "ResetPrefixCache")
+
+
+def _choose_adapter(fault: Fault) -> str:
+    names = (*ADAPTERS, LATE_ADAPTER)
+    return names[int(fault.size * len(names))]
+
+
+def _load_adapter(cluster: Cluster, fault: Fault) -> None:
+    name = _choose_adapter(fault)
+    _operate(cluster, "LoadLora", name=name, path=name, load_inplace=fault.seconds < 1.0)
+
+
+def _unload_adapter(cluster: Cluster, fault: Fault) -> None:
+    """An operator unloads an adapter, and loads it again later."""
+    name = _choose_adapter(fault)
+    _operate(cluster, "UnloadLora", name=name)
+    cluster.loop.call_later(fault.seconds, partial(_operate, cluster, "LoadLora", name=name, path=name))
+
+
+def _pin_adapter(cluster: Cluster, fault: Fault) -> None:
+    name = _choose_adapter(fault)
+    _operate(cluster, "PinLora", name=name, pinned=True)
+    cluster.loop.call_later(fault.seconds, partial(_operate, cluster, "PinLora", name=name, pinned=False))
+
+
+def _spoil(name: str, value: object) -> Callable[[Cluster, Fault], None]:
+    """Returns a fault that lets a fake worker do something wrong."""
+
+    def spoil(cluster: Cluster, fault: Fault) -> None:
+        workers = cluster.sizes.workers
+        worker = cluster.nodes[workers[int(fault.size * len(workers))]]
+        if worker.service is not None:
+            setattr(worker.service, name, value)
+
+    return spoil
+
+
 # The kinds that strike both targets.
 PAIRS = frozenset({"kill two", "part", "flap", "delay"})
+# The kinds that strike what they choose themselves.
+OF_NO_TARGET = frozenset(
+    {
+        *("drain", "reset cache", "break", "load adapter", "unload adapter", "pin adapter"),
+        *("refuse a step", "answer wrong", "lose the group", "skew a rank"),
+    }
+)
 FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "kill": _kill,
     "kill silently": _kill_silently,
@@ -136,4 +174,11 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "jump": _jump,
     "drain": _drain,
     "reset cache": _reset_cache,
+    "refuse a step": _spoil("refuse_next", "on purpose"),
+    "answer wrong": _spoil("skew_next", value=True),
+    "lose the group": _spoil("lose_group_next", value=True),
+    "skew a rank": _spoil("num_epochs_to_skew", 1),
+    "load adapter": _load_adapter,
+    "unload adapter": _unload_adapter,
+    "pin adapter": _pin_adapter,
 }

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from tests.kit.simulation.asks import SECONDS
 from tests.kit.simulation.clients import Client, Report, Strike
 from tests.kit.simulation.cluster import Cluster, Process
-from tests.kit.simulation.faults import FAULTS, PAIRS
+from tests.kit.simulation.faults import FAULTS, OF_NO_TARGET, PAIRS
 from tests.kit.simulation.loop import SimLoop
-from tests.kit.simulation.scenario import SECONDS, Ask, Fault, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    from tests.kit.simulation.asks import Ask
+    from tests.kit.simulation.scenario import Fault, Scenario
 
 # Every request ends within this time after the last fault.
 LIVE_SECONDS = 600.0
@@ -20,7 +23,7 @@ LIVE_SECONDS = 600.0
 
 def _role_of(fault: Fault) -> str:
     """Names what a fault strikes: the roles of its targets."""
-    if fault.kind in ("drain", "reset cache", "break"):
+    if fault.kind in OF_NO_TARGET:
         return "any"
     roles = [name.partition("-")[0] for name in fault.targets]
     return " and ".join(sorted(roles)) if fault.kind in PAIRS else roles[0]
@@ -66,6 +69,7 @@ class Play:
     def _strike(self, fault: Fault) -> None:
         strike = Strike(fault.kind, _role_of(fault), self._phase())
         self.report.strikes[strike] += 1
+        self._cluster.strikes.append((self._loop.time(), fault.kind))
         self._loop.note(f"fault {strike}")
         FAULTS[fault.kind](self._cluster, fault)
 

@@ -16,7 +16,9 @@ def linked_from(page: Path) -> set[Path]:
 
 
 def test_the_index_leads_to_every_page() -> None:
-    pages = {page for folder in ("concepts", "guides", "reference") for page in (DOCS / folder).glob("*.md")}
+    pages = {
+        page for folder in ("concepts", "guides", "reference", "reliability") for page in (DOCS / folder).glob("*.md")
+    }
     assert pages - linked_from(DOCS / "README.md") == set()
 
 

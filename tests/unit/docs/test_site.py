@@ -45,6 +45,7 @@ def test_every_page_has_one_place() -> None:
         "Overview",
         "Guides",
         "Concepts",
+        "Reliability",
         "Reference",
         "Decisions",
     ]

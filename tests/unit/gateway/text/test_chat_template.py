@@ -63,3 +63,19 @@ def test_a_template_that_refuses_is_the_requests_fault(source: str, told: str) -
     assert raised.value.reason is Reason.FIELD_INVALID
     assert raised.value.violations[0].field == "conversation.messages"
     assert told in raised.value.message.lower()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 6_000 + ")" * 6_000 + " }}",
+        "{% if x %}" * 6_000 + "{% endif %}" * 6_000,
+        # Python compiles no more than some twenty loops within each other.
+        "{% for x in messages %}" * 100 + "{% endfor %}" * 100,
+    ],
+    ids=["parentheses", "conditions", "loops"],
+)
+def test_a_template_that_is_nested_too_deep_is_refused(source: str) -> None:
+    with pytest.raises(BlockyardError, match="nested too deep") as caught:
+        render(source)
+    assert caught.value.reason is Reason.MODEL_NOT_LOADED
