@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kit.fakes import fake_worker
 from tests.kit.processes.system import ROOT
-from tests.kit.simulation.__main__ import scenario_of
+from tests.kit.simulation.__main__ import main, scenario_of
 from tests.kit.simulation.play import play
+from tests.kit.simulation.shrink import shrink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NUM_FRESH_SEEDS = 40
+_seed = fake_worker.seed_of_payload
 KNOWN = tomllib.loads((Path(__file__).parent / "seeds.toml").read_text(encoding="utf-8"))["seeds"]
 REPEAT = """
 import logging
@@ -71,3 +74,24 @@ def test_a_seed_repeats_in_any_process() -> None:
         for hash_seed in ("1", "2")
     }  # fmt: skip
     assert len(runs) == 1
+
+
+def test_the_program_runs_and_replays(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    program = ["simulation", "run", "--seed", "1028", "--minutes", "0", "--processes", "1"]
+    monkeypatch.setattr(sys, "argv", program)
+    assert main() == 0
+    assert "0 failed" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["simulation", "replay", "1028"])
+    assert main() == 0
+    assert "all promises were kept" in capsys.readouterr().out
+
+
+def test_a_failing_scenario_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a worker that gives a wrong token whenever it samples for one of the requests."""
+    guilty = 7
+    scenario = scenario_of("shrunk")
+    seed = next(ask.seed for ask in scenario.asks if ask.number == guilty)
+    monkeypatch.setattr(fake_worker, "seed_of_payload", lambda spec: _seed(spec) + (_seed(spec) == seed))
+    smaller = shrink(scenario)
+    assert [ask.number for ask in smaller.asks] == [guilty]
+    assert smaller.faults == []

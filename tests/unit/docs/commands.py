@@ -148,6 +148,8 @@ KUBECTL = By("tests/integration/deploy/test_kubernetes_guide.py::test_what_its_c
 
 ADDED_MODEL = By("tests/kernels/test_add_a_model_guide.py::test_what_it_says_comes")
 
+SIMULATION = By("tests/integration/simulation/test_simulation.py::test_the_program_runs_and_replays")
+
 THIS = NotRun("it is what makes the environment of the tests, or what runs them")
 RUN = By("tests/integration/blockyard/cli/test_run_command.py::test_only_the_answer_is_written")
 TALK = By("tests/integration/test_terminal.py::test_run_talks_stops_an_answer_and_keeps_its_history")
@@ -184,6 +186,10 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "BLOCKYARD_FAULTS=step.after_answer:kill@7 python -m worker_service": By(
             "tests/integration/test_faults.py::test_a_fault_at_each_point_of_a_step_costs_a_pause"
         ),
+    },
+    "docs/reliability/simulation.md": {
+        "make sim MINUTES=10": SIMULATION,
+        "python -m tests.kit.simulation replay…": SIMULATION,
     },
     "docs/concepts/protocol.md": {
         'grpcurl -plaintext -d \'{"spec": {"text": "Hello", "stop": {"max_tokens": 8}}}\'': By(
