@@ -199,6 +199,11 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "class …": PROTOCOL_PARTS,
         "def …": PROTOCOL_PARTS,
     },
+    "docs/reliability/planted.md": {
+        "python -m tests.kit.simulation.planted --write": By(
+            "tests/integration/simulation/test_planted.py::test_a_planted_mistake_is_found"
+        )
+    },
     "docs/guides/add-a-backend.md": {".venv/bin/python -m pytest -q tests/kernels": THIS},
     "docs/guides/add-a-model.md": {
         'RECIPES["cwm"] = Recipe("CwmForCausalLM", "CwmConfig", '

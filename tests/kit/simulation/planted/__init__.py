@@ -1,0 +1,1 @@
+"""Mistakes that are planted in the product, to see whether the simulation finds them."""
