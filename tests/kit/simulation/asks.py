@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MODEL = ROOT / "models" / "demo"
 # The demo model's tokens of one character, and a few more: of these a beam's proposals are cheap to sort.
 VOCAB_SIZE = 300
-MAX_MODEL_LEN = 512
+MAX_MODEL_LEN = 128
 SHARED_PREFIX = tuple(range(40, 60))
 # Within this time all requests and faults begin.
 SECONDS = 5.0

@@ -19,7 +19,7 @@ from blockyard.client.retry import RetryPolicy
 from blockyard.errors import TABLE, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from tests.kit.oracles.transcript import Transcript, read
-from tests.kit.simulation.asks import answers_alone, vectors_alone
+from tests.kit.simulation.asks import ALLOWED, answers_alone, vectors_alone
 from tests.kit.simulation.cluster import HTTP_PORT, Process
 from tests.kit.simulation.faults import SPOILS
 from tests.kit.simulation.http import Call, HttpError, read_events
@@ -143,7 +143,8 @@ class Client:
             is_deserved = self._cluster.num_strikes(since, *REFUSALS) >= NUM_REFUSALS
         elif error.reason is Reason.REQUEST_EXPIRED:
             # Who left may lose an answer with the scheduler and the gateway that knew it. Failed requests are not kept.
-            is_deserved = error.reason in allowed and (is_poison or self._cluster.num_deaths("scheduler", since) > 0)
+            was_lost = self._cluster.num_deaths("scheduler", since) > 0 or is_poison or ask.allowed != ALLOWED
+            is_deserved = error.reason in allowed and was_lost
         else:
             is_deserved = error.reason in allowed
         if not is_deserved:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tests.kit.simulation.asks import SECONDS
@@ -12,7 +14,7 @@ from tests.kit.simulation.faults import FAULTS, OF_NO_TARGET, PAIRS
 from tests.kit.simulation.loop import SimLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Generator
 
     from tests.kit.simulation.asks import Ask
     from tests.kit.simulation.scenario import Fault, Scenario
@@ -120,13 +122,38 @@ class Play:
         return ""
 
 
+class _Failures(logging.Handler):
+    """Takes each error with a trace that a service logs for a violation: nothing was to fail in this way."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(logging.ERROR)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            error = record.exc_info[1]
+            self._report.violations.append(f"{record.name} logged {record.getMessage()!r}: {error!r}")
+
+
+@contextmanager
+def _noted_failures(report: Report) -> Generator[None]:
+    handler, disabled = _Failures(report), logging.root.manager.disable
+    logging.disable(min(disabled, logging.WARNING))
+    logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
+        logging.disable(disabled)
+
+
 def play(scenario: Scenario, max_callbacks: int = 3_000_000) -> Report:
     """Runs a scenario, and returns its report. Errors that nobody retrieved are violations too."""
     loop = SimLoop(scenario.seed, max_callbacks)
     run = Play(scenario, loop)
     begin = loop.time()
     try:
-        with run.points.reached():
+        with run.points.reached(), _noted_failures(run.report):
             loop.run(run.run())
     except BaseExceptionGroup as group:
         run.report.violations += [f"nobody retrieved {error!r}" for error in group.exceptions]

@@ -85,7 +85,7 @@ def _draw_sizes(draw: random.Random, features: Sequence[str]) -> Sizes:
     return Sizes(
         ranks=ranks,
         stages=stages,
-        num_device_blocks=draw.choice((140, 150, 200, 400)),
+        num_device_blocks=draw.choice((36, 44, 60, 150)),
         num_host_blocks=draw.choice((0, 10, 60, 200)),
         block_size=4,
         max_num_seqs=draw.choice((4, 8, 16)),
