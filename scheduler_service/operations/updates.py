@@ -66,6 +66,8 @@ async def update(operations: Operations, engines: Sequence[Engine], wanted: Upda
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         tasks = [asyncio.create_task(_update_one(operations, engine, wanted, events.put_nowait)) for engine in group]
         everything = asyncio.gather(*tasks)
+        # The caller may leave without reading the result, and may be ended again while it waits for the tasks.
+        everything.add_done_callback(lambda done: done.cancelled() or done.exception())
         everything.add_done_callback(lambda _, events=events: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -75,8 +77,6 @@ async def update(operations: Operations, engines: Sequence[Engine], wanted: Upda
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # The caller may have left without reading the result.
-            await asyncio.gather(everything, return_exceptions=True)
 
 
 async def _update_one(operations: Operations, engine: Engine, wanted: Update, tell: Callable[[Event], None]) -> None:
