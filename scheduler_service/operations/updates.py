@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason
@@ -67,7 +66,9 @@ async def update(operations: Operations, engines: Sequence[Engine], wanted: Upda
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         tasks = [asyncio.create_task(_update_one(operations, engine, wanted, events.put_nowait)) for engine in group]
         everything = asyncio.gather(*tasks)
-        everything.add_done_callback(partial(_on_done, events))
+        # The caller may leave without reading the result, and may be ended again while it waits for the tasks.
+        everything.add_done_callback(lambda done: done.cancelled() or done.exception())
+        everything.add_done_callback(lambda _, events=events: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
                 yield event
@@ -76,13 +77,6 @@ async def update(operations: Operations, engines: Sequence[Engine], wanted: Upda
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _on_done(events: asyncio.Queue[Event | None], everything: asyncio.Future[list[None]]) -> None:
-    if not everything.cancelled():
-        # The caller may have left without reading the result, about which asyncio would complain.
-        everything.exception()
-    events.put_nowait(None)
 
 
 async def _update_one(operations: Operations, engine: Engine, wanted: Update, tell: Callable[[Event], None]) -> None:

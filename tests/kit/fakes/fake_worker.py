@@ -64,6 +64,8 @@ class FakeWorkerOptions:
     # What it serves where it is not told, by its number, and whether a prompt is computed in one step.
     task: Task = Task.GENERATE
     whole_prompts: bool = False
+    # Whether tokens depend on the name of the weights.
+    names_weights: bool = False
 
 
 FAILURE = SequenceError("NOT_FINITE", "failed on request")
@@ -296,6 +298,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
                 seed_of=seed_of_payload,
                 takes_ids=self.has_stages,
                 max_loras=self.max_loras,
+                weights=self.weights_version if options.names_weights else "",
             )
             return lambda step: self._spoil(step, model.execute(step))
         rows = TokenRows(options.vocab_size, seed_of_payload)

@@ -28,10 +28,11 @@ class StepRefused(Exception):
     """A step that breaks a rule."""
 
 
-def root_of(spec: GroupSpec) -> int:
-    """The name of no tokens, for a request: with an adapter all its KV is another's."""
+def root_of(spec: GroupSpec, weights: str = "") -> int:
+    """The name of no tokens, for a request: with an adapter or other weights all its KV is another's."""
+    root = extend_name(ROOT, crc32(weights.encode())) if weights else ROOT
     # Not `hash`, which differs from process to process.
-    return extend_name(ROOT, int.from_bytes(spec.lora.digest)) if spec.lora else ROOT
+    return extend_name(root, int.from_bytes(spec.lora.digest)) if spec.lora else root
 
 
 def extend_name(name: int, token_id: int) -> int:
@@ -87,14 +88,14 @@ class Row:
     sampled: int | None = None
 
     @classmethod
-    def make(cls, new: NewSequence) -> Row:
-        """The row of a sequence that was not known."""
+    def make(cls, new: NewSequence, weights: str = "") -> Row:
+        """The row of a sequence that was not known, for the weights of a name."""
         row = cls(
             new.spec,
             new.sequence_index,
             new.prompt_length,
             [],
-            [root_of(new.spec)],
+            [root_of(new.spec, weights)],
             list(new.block_ids),
             new.num_computed_tokens,
             new.num_beam_candidates,
@@ -156,8 +157,13 @@ class ModelWorker:
         takes_ids: bool = False,
         max_loras: int = 0,
         windows: tuple[int, ...] = (0,),
+        weights: str = "",
     ) -> None:
-        """`takes_ids`: it appends nothing that it samples, as with pipeline stages. `windows`: of its KV groups."""
+        """`takes_ids`: it appends nothing that it samples, as with pipeline stages. `windows`: of its KV groups.
+
+        `weights`: the name of its weights, on which all that it computes depends.
+        """
+        self.weights = weights
         self.windows = windows
         self.lora_slots = [0] * max_loras
         self.takes_ids = takes_ids
@@ -274,7 +280,7 @@ class ModelWorker:
         _require(0 < new.prompt_length <= len(new.token_ids), "a prompt is longer than what is known")
         is_whole = not new.num_computed_tokens or not new.spec.computes_prompt
         _require(is_whole, "a prompt that is to be computed whole begins elsewhere")
-        self.rows[new.sequence_id] = Row.make(new)
+        self.rows[new.sequence_id] = Row.make(new, self.weights)
 
     def _update_tables(self, step: SchedulerOutput) -> None:
         for sequence_id, block in zip(step.appended_sequence_ids, step.appended_block_ids, strict=True):

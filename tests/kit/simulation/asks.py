@@ -17,9 +17,9 @@ from blockyard.contract.sampling import BeamSearch, EarlyStopping
 from blockyard.errors import TABLE, Reason
 from gateway.pooling.model import read_model_rule
 from gateway.text.tokenizer_files import load_tokenizer
-from scheduler_service.core.values import GroupSpec, LoraSpec
+from scheduler_service.core.values import GroupSpec, LoraSpec, NewSequence
 from tests.kit.fakes.fake_loras import digest_of
-from tests.kit.oracles.model_worker import generate_alone, pool_alone
+from tests.kit.oracles.model_worker import Row, generate_alone, pool_alone
 from tests.kit.processes.system import ROOT
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Ask:
         adapter: the adapter's name; empty: none.
         options: more options, none of which changes the answer.
         timeout: the client's deadline in seconds.
+        versions: the names of the weights that the model is updated to meanwhile.
         inputs: the inputs of a pooling call, which has no prompt.
         conduct: what the client does, a key of `tests.kit.simulation.clients.CONDUCTS`.
         num_events: the number of events after which it does so.
@@ -99,6 +100,7 @@ class Ask:
     more: tuple[tuple[str, Any], ...] = ()
     timeout: float | None = None
     is_chat: bool = False
+    versions: tuple[str, ...] = ()
     inputs: tuple[tuple[int, ...], ...] = ()
     conduct: str = "reads"
     num_events: int = 0
@@ -157,12 +159,45 @@ class Answer(NamedTuple):
     text: str
 
 
+def find_due(ask: Ask, index: int, came: Sequence[int]) -> Answer | None:
+    """Finds what a sequence must be, of which these tokens came; None if anything may have come.
+
+    While weights are updated, each token must be what some of the weights make of the text before it.
+    """
+    if not ask.versions:
+        return answers_alone(ask)[index]
+    # How the beams of a search changed on the way is not told.
+    return None if ask.beams else _cut(ask, _follow(ask, index, came))
+
+
+def _follow(ask: Ask, index: int, came: Sequence[int]) -> list[int]:
+    spec = _make_spec(ask)
+    new = NewSequence(0, index, spec.prompt_token_ids, len(spec.prompt_token_ids), 0, (), spec)
+    rows = [Row.make(new, weights) for weights in ("", *ask.versions)]
+    token_ids: list[int] = []
+    while len(token_ids) < ask.max_tokens:
+        position = len(token_ids)
+        drawn = [row.draw(ask.seed, VOCAB_SIZE) for row in rows]
+        if position < len(came) and came[position] in drawn:
+            token_ids.append(came[position])
+        else:
+            # A stop token is left out if the text before it ends with a stop text.
+            token_ids.append(next((token_id for token_id in drawn if token_id in ask.stop_token_ids), drawn[-1]))
+        for row in rows:
+            row.append(token_ids[-1])
+    return token_ids
+
+
+def _make_spec(ask: Ask) -> GroupSpec:
+    lora = LoraSpec(1, bytes.fromhex(digest_of(ask.adapter))) if ask.adapter else None
+    limits = (ask.max_tokens, ask.min_tokens, ask.stop_token_ids)
+    return GroupSpec("", "", ask.prompt_ids, ask.n, *limits, payload=b"", beams=ask.beams, lora=lora)
+
+
 @lru_cache(1000)
 def answers_alone(ask: Ask) -> list[Answer]:
     """Computes each sequence of a request, had it run alone."""
-    lora = LoraSpec(1, bytes.fromhex(digest_of(ask.adapter))) if ask.adapter else None
-    limits = (ask.max_tokens, ask.min_tokens, ask.stop_token_ids)
-    spec = GroupSpec("", "", ask.prompt_ids, ask.n, *limits, payload=b"", beams=ask.beams, lora=lora)
+    spec = _make_spec(ask)
 
     def generate(index: int) -> list[int]:
         return generate_alone(

@@ -224,6 +224,7 @@ async def run_worker(node: Node, process: Process) -> None:
         max_model_len=MAX_MODEL_LEN,
         model_digest=model_digest(),
         task=sizes.task,
+        names_weights=True,
     )
 
     def make_device(execute: Any, answer: Any, _: float) -> Any:

@@ -28,6 +28,7 @@ class Operator:
 
     def __init__(self, cluster: Cluster, fault: Fault) -> None:
         self.seconds = fault.seconds
+        self.version = fault.version
         self._transport = cluster.operator.transport
         self._sizes = cluster.sizes
         self._size = fault.size
@@ -84,8 +85,7 @@ async def _sleep(operator: Operator) -> None:
 
 async def _update_weights(operator: Operator) -> None:
     """Has all replicas load the weights anew, under a new name."""
-    version, together = f"version {operator.seconds}", operator.choose(True, False)
-    mode = operator.choose(*MODES)
+    version, mode, together = operator.version, operator.choose(*MODES), operator.choose(True, False)
     await operator.insist("UpdateWeights", is_stream=True, version=version, mode=mode, together=together)
 
 

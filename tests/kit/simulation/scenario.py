@@ -44,6 +44,11 @@ class Fault:
     seconds: float
     size: float
 
+    @property
+    def version(self) -> str:
+        """The name of the weights of an update."""
+        return f"weights {self.at}"
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -72,11 +77,15 @@ def draw_scenario(
     ]
     if not sizes.max_loras:
         kinds = [kind for kind in kinds if "adapter" not in kind]
+    if sizes.task is Task.EMBED:
+        # Nobody is told which weights made a vector.
+        kinds = [kind for kind in kinds if kind != "update weights"]
     used = draw.sample(kinds, draw.randint(1, len(kinds))) if draw.random() < 0.7 else kinds
     num_faults = 0 if draw.random() < 0.05 else draw.choice((1, 2, 3, 6, 6, 6, 9, 15))
     faults = tuple(_draw_fault(draw, names, used) for _ in range(num_faults))
     more_allowed = {ALLOWED_BY[fault.kind] for fault in faults if fault.kind in ALLOWED_BY}
-    asks = tuple(replace(ask, allowed=ask.allowed | more_allowed) for ask in asks)
+    versions = tuple(fault.version for fault in faults if fault.kind == "update weights")
+    asks = tuple(replace(ask, allowed=ask.allowed | more_allowed, versions=versions) for ask in asks)
     return Scenario(seed, sizes, asks, sorted(faults, key=lambda fault: fault.at))
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Any
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import administration_pb2
+from blockyard.contract.workers import WeightsSource
 from blockyard.errors import Reason
 from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_service.operations import updates
+from scheduler_service.operations.operations import Mode
+from scheduler_service.operations.updates import Update
 from tests.kit.oracles.token_oracle import oracle
 from tests.kit.refusals import refused
 from tests.kit.waiting import until
@@ -128,3 +133,32 @@ async def test_a_worker_that_begins_anew_gets_the_weights_that_were_loaded_last(
     async with asyncio.timeout(10):
         status = await operator.status()
     assert status.scheduler.replicas[0].weights_version == "2"
+
+
+async def test_a_caller_that_is_ended_twice_leaves_no_error_that_nobody_reads(harness: Harness) -> None:
+    await harness.worker(step_seconds=0.01)
+    server, client = await harness.scheduler(), await harness.client()
+    stream = await client.add("r", PROMPT, max_tokens=300)
+    await client.wait_until(lambda: len(stream.token_ids[0]) > 3)
+    service, unread = server.service, list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context["message"]))
+
+    async def read() -> None:
+        async for _ in updates.update(
+            service.operations, service.engines, Update(WeightsSource(version="2"), mode=Mode.WAIT)
+        ):
+            pass
+
+    reading = asyncio.create_task(read())
+    await until(lambda: service.engines[0].drain.is_wanted)
+    reading.cancel()
+    await asyncio.sleep(0)
+    # While it waits for what it has begun.
+    reading.cancel()
+    # Not awaited itself: the error's traceback would keep what nobody reads.
+    await asyncio.wait([reading])
+    await until(lambda: not service.engines[0].drain.is_wanted)
+    del reading
+    gc.collect()
+    assert unread == []
+    assert await client.result(stream) == oracle(PROMPT, 300)
