@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from scheduler_service.core.queues.queues import Queues
 
 
+_STARTED = (SequenceStatus.RUNNING, SequenceStatus.SWAPPED)
+
+
 class Evacuated(NamedTuple):
     """A request that lost its worker. `num_tokens`: prompt and output tokens to compute again."""
 
@@ -66,10 +69,10 @@ def _start_anew(sequence: Sequence) -> None:
 
 
 class Suspects:
-    """Requests that may have killed a worker. Only one of them at a time is computed, until it gives a token.
+    """Requests that may have killed a worker. A replica computes one of them at a time, until it gives a token.
 
-    The next death then decides: only one request in hand has given no token since the last death. One object serves all
-    replicas, since a suspect may kill any of them.
+    The replica's next death then decides: only one request in hand has given no token since the last death. One object
+    serves all replicas, since a suspect may kill any of them.
     """
 
     __slots__ = ("num_outputs",)
@@ -81,13 +84,10 @@ class Suspects:
     def replace(self, groups: Iterable[Group]) -> None:
         self.num_outputs = {group: group.num_outputs for group in groups}
 
-    def may_start(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence may run beside the running ones."""
+    def may_start(self, sequence: Sequence, started: Iterable[Sequence]) -> bool:
+        """Whether a waiting sequence may run beside those that have started at its replica, running or swapped."""
         self.num_outputs = {group: count for group, count in self.num_outputs.items() if group.num_outputs == count}
         if sequence.group not in self.num_outputs:
             return True
-        return not any(group is not sequence.group and _is_active(group) for group in self.num_outputs)
-
-
-def _is_active(group: Group) -> bool:
-    return any(s.status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED) for s in group.computed)
+        others = (other for other in started if other.status in _STARTED and other.group is not sequence.group)
+        return not any(other.group in self.num_outputs for other in others)

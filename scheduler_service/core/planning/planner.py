@@ -287,7 +287,9 @@ class Planner:
 
     def _is_held_back(self, sequence: Sequence) -> bool:
         """Whether a sequence is suspected to have killed a worker and waits for another suspect to be tried."""
-        return bool(self.suspects.num_outputs) and not self.suspects.may_start(sequence)
+        if not self.suspects.num_outputs:
+            return False
+        return not self.suspects.may_start(sequence, (*self._queues.running, *self._queues.swapped))
 
     def _has_slot(self, sequence: Sequence) -> bool:
         return sequence.group.spec.lora is None or self.loras.may_start(sequence)

@@ -217,3 +217,18 @@ def test_a_suspect_that_ends_makes_way_for_the_next() -> None:
     bench.answer()
     bench.run()
     assert ("b", 0) in bench.finished
+
+
+def test_a_suspect_starts_whatever_another_replica_computes() -> None:
+    """Each replica's next death has one suspect in hand, which decides. Nothing would wake the one that waits."""
+    here, there = Bench(), Bench()
+    for bench, name in ((here, "a"), (there, "b")):
+        bench.add(make_spec(name, 6, 8))
+        bench.step()
+    suspects = here.scheduler._planner.suspects
+    for bench in (here, there):
+        bench.lose_worker()
+        bench.scheduler._planner.suspects = suspects
+    suspects.replace([*here.scheduler._groups.values(), *there.scheduler._groups.values()])
+    assert here.send().sequence_ids == (1,)
+    assert there.send().sequence_ids == (1,)
