@@ -179,6 +179,10 @@ class SequenceAnswer:
         if record.reason is not None:
             self.finish(record.reason, record.score, record.error, record.pooled_values)
 
+    def expect_no_repeats(self) -> None:
+        """Continues from the tokens that are here, which the scheduler has been sent."""
+        self._num_repeats = self._num_repeated_logprobs = 0
+
     def delta_after(self, num_tokens: int, num_text_bytes: int, until: Place | None = None) -> Delta | None:
         """Returns the text and tokens from a position up to `until`, or up to the end; None if there are none."""
         rules, end_tokens, end_bytes = self._rules, self.num_tokens, len(self.text)

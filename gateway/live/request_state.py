@@ -154,6 +154,12 @@ class RequestState:
     # Events of the scheduler.
 
     def on_accepted(self, first_sequence_id: int) -> None:
+        """Continues at a scheduler that has the request as this gateway sent it."""
+        for answer in self.answers:
+            answer.expect_no_repeats()
+        self._on_queued(first_sequence_id)
+
+    def _on_queued(self, first_sequence_id: int) -> None:
         self._first_sequence_id = first_sequence_id
         self.is_accepted = True
         self.request_log.on_accepted()
@@ -165,7 +171,7 @@ class RequestState:
         for piece in resumed.prompt_logprobs:
             self.add_prompt_piece(piece)
         self.take_records(resumed.sequences)
-        self.on_accepted(resumed.first_sequence_id)
+        self._on_queued(resumed.first_sequence_id)
 
     def take_records(self, records: Sequence[SequenceRecord]) -> None:
         """Continues each sequence from its record; the records are in the order of the sequences."""

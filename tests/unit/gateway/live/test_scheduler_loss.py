@@ -234,6 +234,23 @@ async def test_numbers_that_came_do_not_end_the_request_where_they_are_not(core:
     assert core.link.aborts == [Abort(again.handle, "r")]
 
 
+async def test_a_scheduler_that_is_lost_while_it_repeats_tokens_leaves_none_out(core: Core) -> None:
+    reader = await core.accepted()
+    core.tokens(10, 20, 21, 22)
+    core.lost()
+    core.attached()
+    # Another gateway brought the request without a token: those that this one has come again.
+    core.told(resumed=[resumed(core.link.adds[-1], SequenceRecord(()))])
+    core.tokens(50, 20)
+    core.lost()
+    core.attached()
+    # The next scheduler has what this gateway brings, and repeats nothing.
+    core.told(accepted=[Acceptance(core.link.adds[-1].handle, 60)])
+    core.tokens(60, 23, 24, end=LENGTH)
+    [finished] = [event for event in await events_of(reader) if isinstance(event, Finished)]
+    assert finished.usage.num_completion_tokens == 5
+
+
 async def test_a_sequence_does_not_end_where_less_of_it_is(core: Core) -> None:
     reader = await core.accepted(n=2)
     core.told(sequence_ids=[10, 10, 11], token_ids=[20, 21, 40], ended=[Ending(10, LENGTH)])
