@@ -49,7 +49,8 @@ def force_claude(body: dict[str, Any], command: str) -> None:
 def force_codex(body: dict[str, Any], command: str) -> None:
     tools = {tool["name"]: tool for tool in body.get("tools", []) if "name" in tool}
     if any(item["type"] == "function_call_output" for item in body["input"]):
-        body |= {"tool_choice": "none", "max_output_tokens": 20}
+        form = {"type": "json_schema", "name": "end", "schema": {"const": "done"}, "strict": False}
+        body |= {"tool_choice": "none", "text": {"format": form}}
         return
     body |= {"tool_choice": {"type": "function", "name": CODEX_SHELL}, "parallel_tool_calls": False}
     tools[CODEX_SHELL]["parameters"] = exactly(CODEX_FIELD, command)

@@ -203,12 +203,13 @@ class Schedule(asyncio.AbstractEventLoop):
         return self._now
 
     def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
-        if self._is_closed:
-            raise RuntimeError("Event loop is closed")
         if context is None:
             context = contextvars.copy_context()
         owner = context.get(OWNER) or self.main
         handle = _Handle(callback, args, self, context)
+        if self._is_closed:
+            # Code of a run that is over, which the collector has found: nothing observes it.
+            return handle
         owner._queue.append(handle)
         if owner._idle:
             owner._idle = False
@@ -219,11 +220,11 @@ class Schedule(asyncio.AbstractEventLoop):
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        if self._is_closed:
-            raise RuntimeError("Event loop is closed")
         if context is None:
             context = contextvars.copy_context()
         timer = _Timer(when, callback, args, self, context)
+        if self._is_closed:
+            return timer
         self._num_timers += 1
         heapq.heappush(self._timers, (when, self._num_timers, timer, context.get(OWNER) or self.main))
         return timer
