@@ -33,7 +33,7 @@ from blockyard.settings import SettingsError
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.http.server import HttpFront
-from gateway.server import Server
+from gateway.server import Parts, Server
 from tests.kit.authority import Authority
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer, spec
@@ -158,7 +158,7 @@ async def test_every_route_but_what_is_open_needs_a_key(scheduler: FakeScheduler
 
     settings = configuration(scheduler, SecuritySettings(api_keys_file=keys_file))
     async with (
-        running(settings, make_front=Seen) as running_gateway,
+        running(settings, parts=Parts(make_front=Seen)) as running_gateway,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{running_gateway.http_port}", timeout=10) as http,
     ):
         # The other one is for operators, at a port of its own.

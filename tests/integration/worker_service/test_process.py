@@ -101,19 +101,20 @@ async def test_a_worker_that_was_killed_starts_again_at_its_address(service: Ser
 
 # A worker whose profile computes for ever, as a load of minutes would, and that waits for it as long as it is told.
 _ENDLESS = """
+import functools
 import sys
 import torch
 import worker_service.server as server
-import worker_service.worker
 from blockyard.settings import load
 from worker_service.config import WorkerConfiguration
+from worker_service.set_up import Stages
 
 def compute(loaded, choice, request, loras):
     while True:
         torch.ones(200, 200) @ torch.ones(200, 200)
 
 server.STOP_SECONDS = float(sys.argv.pop())
-worker_service.worker.count_blocks = compute
+server.Server = functools.partial(server.Server, stages=Stages(count_blocks=compute))
 server.run(load(WorkerConfiguration, "worker", ""))
 """
 
