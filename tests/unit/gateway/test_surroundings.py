@@ -60,7 +60,8 @@ async def test_no_part_has_the_systems(scheduler: FakeScheduler) -> None:
         assert len(transport.servers) == 3
         # For calls, and for the stream.
         assert len(transport.channels) == 2
-        assert threading.enumerate() == threads
+        # Threads of earlier tests may end meanwhile.
+        assert set(threading.enumerate()) <= set(threads)
         # The search sees what a part has.
         gateway.generation.clock = SYSTEM
         assert any(way.startswith("Server > GenerationService > Clock") for way in find_strays(gateway, transport))
