@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from blockyard.clock import SYSTEM, Clock
 from blockyard.errors import BlockyardError, Reason, invalid, is_unknown_request, quote
 from gateway.codec import state as state_codec
-from gateway.grammars.checking import GrammarChecks
 from gateway.live.continuation import NOWHERE, check_positions
 from gateway.live.live_requests import Admission, LiveRequests
 from gateway.live.scheduler_link import Cancelled, SchedulerLink
@@ -49,7 +48,6 @@ class GenerationService:
     Args:
         max_requests: the most requests at the same time, of all models; 0: no limit.
         clock: gives the fronts the time, and draws the ids of requests without one.
-        make_checks: makes what checks a model's grammars.
     """
 
     def __init__(
@@ -57,10 +55,8 @@ class GenerationService:
         *,
         max_requests: int = 0,
         clock: Clock = SYSTEM,
-        make_checks: Callable[[], GrammarChecks] = GrammarChecks,
     ) -> None:
         self.clock = clock
-        self._make_checks = make_checks
         self._models: list[ServedModel] = []
         self._names: list[str] = []
         self._encoding = Encoding()
@@ -100,7 +96,6 @@ class GenerationService:
             max_wait_seconds=max_wait_seconds,
             shares_prefixes=shares_prefixes,
             clock=self.clock,
-            make_checks=self._make_checks,
         )
         self._models.append(model)
         self._names.append(name)

@@ -96,6 +96,11 @@ def wire_id(tenant: str, request_id: str) -> str:
     return f"{tenant}/{request_id}" if tenant else request_id
 
 
+def client_id(tenant: str, name: str) -> str:
+    """Returns a request's id as its client knows it, from its name for the scheduler: the reverse of `wire_id`."""
+    return name.removeprefix(f"{tenant}/") if tenant else name
+
+
 def derive_cache_salt(tenant: str, cache_salt: str) -> bytes:
     """Returns the salt by which the scheduler parts prefixes; empty if there is neither a tenant nor a client's salt.
 

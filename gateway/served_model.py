@@ -24,7 +24,7 @@ from gateway.text.adapter_tokenizers import AdapterTokenizers, require_vocabular
 from gateway.validation import length_limit, unknown_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
     from blockyard.contract.request import Position
@@ -65,7 +65,6 @@ class ServedModel:
         max_wait_seconds: the time for which requests wait for the facts of a model that starts on demand.
         shares_prefixes: whether tenants find each other's prefixes in the prefix cache.
         clock: draws the ids of pooling calls without one.
-        make_checks: makes what checks the grammars of requests.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class ServedModel:
         max_wait_seconds: float = 300.0,
         shares_prefixes: bool = False,
         clock: Clock = SYSTEM,
-        make_checks: Callable[[], GrammarChecks] = GrammarChecks,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -108,7 +106,7 @@ class ServedModel:
             clamps_max_tokens=clamps_max_tokens,
             served=served,
             shares_prefixes=shares_prefixes,
-            grammars=make_checks(),
+            grammars=GrammarChecks(),
         )
         self.pooling = PoolingService(
             tokenizer,

@@ -35,7 +35,6 @@ from gateway.fronts.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from gateway.fronts.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
 from gateway.fronts.page.routes import StatusBoard, add_page
 from gateway.generation import GenerationService
-from gateway.grammars.checking import GrammarChecks
 from gateway.live.live_requests import LiveRequests
 from gateway.live.scheduler_link import SchedulerLink
 from gateway.observe.gen_ai_metrics import GenAiMetrics, is_opted_in
@@ -68,13 +67,11 @@ class Parts:
     Attributes:
         make_app: makes the application of HTTP.
         make_front: makes the servers of HTTP.
-        make_checks: makes what checks a model's grammars.
         load_tokenizer: reads a model's tokenizer.
     """
 
     make_app: Callable[[GenerationService], FastAPI] = make_http_app
     make_front: Callable[..., HttpFront] = HttpFront
-    make_checks: Callable[[], GrammarChecks] = GrammarChecks
     load_tokenizer: Callable[..., Tokenizer] = load_tokenizer
 
 
@@ -119,9 +116,7 @@ class Server:
         identity = InternalIdentity(configuration.internal)
         gateway_id = clock.token_hex(8)
         self.metrics = GatewayMetrics(clock.monotonic)
-        self.generation = GenerationService(
-            max_requests=configuration.service.max_requests, clock=clock, make_checks=parts.make_checks
-        )
+        self.generation = GenerationService(max_requests=configuration.service.max_requests, clock=clock)
         for each in models:
             self._add_model(each, gateway_id, identity)
         # Do not capture `self`: a server that cannot start would be kept alive until the interpreter ends.

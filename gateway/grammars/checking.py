@@ -64,9 +64,8 @@ class _Turn:
 class GrammarChecks:
     """Threads and processes in which grammars are checked. A gateway has one object; its creator calls `close`."""
 
-    def __init__(self, compilers: Compilers | None = None) -> None:
-        """`compilers`: the processes; None: new ones."""
-        self._compilers = compilers or Compilers()
+    def __init__(self) -> None:
+        self._compilers = Compilers()
         self._threads = Threads(NUM_COMPILERS, "grammars")
         self._running: Counter[str] = Counter()
         self._turns: dict[str, asyncio.Lock] = {}

@@ -13,7 +13,7 @@ from blockyard.retention import Retention
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from blockyard.contract.scheduling import Submission
     from gateway.live.request_state import RequestState
@@ -73,6 +73,12 @@ class PastPrompt:
         return self.submission.prompt_token_ids + self.answer_token_ids
 
     @property
+    def weight(self) -> int:
+        """The memory for keeping the prompt, in units of a token's 4 bytes."""
+        texts = (self.submission.gateway_state, self.submission.sampling.grammar)
+        return self.num_tokens + len(self.answer_token_ids) + sum(map(len, texts)) // 4
+
+    @property
     def keeper(self) -> Hashable:
         """What two requests must have in common to share blocks."""
         lora = self.submission.lora
@@ -112,7 +118,7 @@ class PromptHistory:
         prompt = PastPrompt(
             state.submission, state.answers[0].token_ids, state.num_cached_prompt_tokens, log.arrived_at, computed_at
         )
-        self._prompts.add(state.wire_id, prompt, state.weight, now)
+        self._prompts.add(state.wire_id, prompt, prompt.weight, now)
 
     def prompts(self, now: float) -> list[PastPrompt]:
         """Returns the kept prompts in the order of their arrival."""
@@ -225,10 +231,3 @@ def _difference(one: Submission, other: Submission) -> MissCause:
     if one.tenant != other.tenant and one.cache_salt != other.cache_salt:
         return MissCause.OTHER_TENANT
     return MissCause.OTHER_SALT if one.cache_salt != other.cache_salt else MissCause.OTHER_ADAPTER
-
-
-def text_around(
-    decode: Callable[[Sequence[int]], str], token_ids: Sequence[int], position: int, *, before: int = 16, after: int = 8
-) -> tuple[str, str]:
-    """Returns the text of the tokens before a position, and of those from it on."""
-    return decode(token_ids[max(position - before, 0) : position]), decode(token_ids[position : position + after])

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.queues.queues import Queues
 
-
 _STARTED = (SequenceStatus.RUNNING, SequenceStatus.SWAPPED)
 
 

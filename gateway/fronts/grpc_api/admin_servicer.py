@@ -150,10 +150,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.UndrainGatewayResponse(gateway=self._status())
 
     async def ListMisses(self, request: admin_pb2.ListMissesRequest, context: Any) -> Any:
-        name = model_name_of(context)
-        self._generation.resolve_model(name)
+        model = self._model_of(model_name_of(context))
         _note("ListMisses")
-        model = self._generation.model_of(name)
         return await list_misses(model, request, shows_text=self._shows_prompt_text)
 
     async def SetLogLevel(self, request: admin_pb2.SetLogLevelRequest, context: Any) -> Any:

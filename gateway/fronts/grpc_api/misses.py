@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.contract.codec.durations import encode_seconds
-from gateway.live.prompt_history import find_misses, text_around
+from gateway.live.prompt_history import find_misses
+from gateway.request import client_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from gateway.served_model import ServedModel
 
 DEFAULT_MISSES = 100
+# How many tokens are shown as text before the position where prompts part, and from there on.
+_NUM_BEFORE, _NUM_AFTER = 16, 8
 
 
 async def list_misses(
@@ -69,17 +72,17 @@ def _encode_request(prompt: PastPrompt, now: float) -> admin_pb2.PastRequest:
 
 def _name_of(prompt: PastPrompt) -> str:
     """Returns a request's id as its client knows it."""
-    submission = prompt.submission
-    return submission.request_id.removeprefix(f"{submission.tenant}/")
+    return client_id(prompt.submission.tenant, prompt.submission.request_id)
 
 
 async def _add_text(encoded: admin_pb2.PromptMiss, miss: Miss, earlier: PastPrompt, model: ServedModel) -> None:
     lora = miss.prompt.submission.lora
     tokenizer = await model.find_tokenizer(lora.name if lora else "")
 
-    def decode(token_ids: Sequence[int]) -> str:
-        return tokenizer.decode(token_ids, skip_special_tokens=False)
+    def decode(token_ids: Sequence[int], begin: int, end: int) -> str:
+        return tokenizer.decode(token_ids[max(begin, 0) : end], skip_special_tokens=False)
 
-    position = miss.num_common_tokens
-    encoded.common_text, encoded.text = text_around(decode, miss.prompt.submission.prompt_token_ids, position)
-    _, encoded.earlier_text = text_around(decode, earlier.token_ids, position)
+    token_ids, position = miss.prompt.submission.prompt_token_ids, miss.num_common_tokens
+    encoded.common_text = decode(token_ids, position - _NUM_BEFORE, position)
+    encoded.text = decode(token_ids, position, position + _NUM_AFTER)
+    encoded.earlier_text = decode(earlier.token_ids, position, position + _NUM_AFTER)

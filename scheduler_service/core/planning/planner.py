@@ -6,6 +6,7 @@ block lists of V0 (swap out, swap in, copy).
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -289,7 +290,7 @@ class Planner:
         """Whether a sequence is suspected to have killed a worker and waits for another suspect to be tried."""
         if not self.suspects.num_outputs:
             return False
-        return not self.suspects.may_start(sequence, (*self._queues.running, *self._queues.swapped))
+        return not self.suspects.may_start(sequence, chain(self._queues.running, self._queues.swapped))
 
     def _has_slot(self, sequence: Sequence) -> bool:
         return sequence.group.spec.lora is None or self.loras.may_start(sequence)

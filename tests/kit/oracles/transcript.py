@@ -39,6 +39,7 @@ class Transcript:
         longest_gap_seconds: between two deltas.
         longest_gap_at: when that ended, by time.monotonic().
         num_resumes: times that the client read on elsewhere.
+        is_accepted: whether the first event has come.
     """
 
     sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence])
@@ -47,12 +48,8 @@ class Transcript:
     longest_gap_seconds: float = 0.0
     longest_gap_at: float = 0.0
     num_resumes: int = 0
-    _is_accepted: bool = False
+    is_accepted: bool = False
     _last_at: float = field(default_factory=time.monotonic)
-
-    @property
-    def is_accepted(self) -> bool:
-        return self._is_accepted
 
     @property
     def num_tokens(self) -> int:
@@ -63,10 +60,10 @@ class Transcript:
         """Takes the next event. Raises AssertionError where it does not follow the ones before."""
         if isinstance(event, Loading):
             return
-        assert self._is_accepted != isinstance(event, Accepted), f"accepted comes first and once; came {event}"
+        assert self.is_accepted != isinstance(event, Accepted), f"accepted comes first and once; came {event}"
         match event:
             case Accepted():
-                self._is_accepted = True
+                self.is_accepted = True
             case Delta():
                 self._add(event)
             case Finished():
