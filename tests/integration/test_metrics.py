@@ -15,6 +15,7 @@ import pytest
 from blockyard import AsyncClient
 from blockyard.contract.events import Accepted, Delta, Finished, Recovered
 from blockyard.errors import BlockyardError, Reason
+from blockyard.service import faults
 from blockyard.service.metrics import CERTIFICATE_EXPIRY, COMMON, PROCESS
 from gateway.observe.metrics import CATALOGUE as GATEWAY
 from gateway.observe.metrics import INVALID_TOOL_CALLS
@@ -71,10 +72,14 @@ class Watched:
 
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    with make_system(tmp_path) as system:
+        yield Watched(system)
+
+
+def make_system(folder: Path) -> System:
     worker = ["--worker-metrics-port", "0", "--num-threads", "1"]
     gateway = ["--gateway-metrics-port", "0", "--vllm-metric-names"]
-    with System(tiny_model("llama"), tmp_path, SCHEDULER_FLAGS, worker, gateway) as system:
-        yield Watched(system)
+    return System(tiny_model("llama"), folder, SCHEDULER_FLAGS, worker, gateway)
 
 
 class Seen:
@@ -184,15 +189,23 @@ def check_one_scrape(gateway: Scrape, scheduler: Scrape) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_a_killed_scheduler_costs_no_count(watched: Watched) -> None:
+async def test_a_killed_scheduler_costs_no_count(tmp_path: Path) -> None:
     """The gateway goes on counting where it was; the successor tells what it has computed again."""
     streams = [Seen() for _ in PROMPTS[:4]]
-    async with AsyncClient(watched.system.grpc_target) as client:
-        following = asyncio.gather(*(follow(client, number, seen) for number, seen in enumerate(streams)))
-        await watched.until("gateway", lambda seen: seen.sum("blockyard_output_tokens_total") > NUM_TOKENS)
-        watched.system.services["scheduler"].stop(signal.SIGKILL)
-        watched.system.start_service("scheduler")
-        await following
+    system = make_system(tmp_path)
+    # It dies when no answer can be whole yet.
+    system.next_faults["scheduler"] = f"{faults.BEFORE_PUBLISH}:{faults.Action.KILL}@{NUM_TOKENS * 2 // 3}"
+    with system:
+        async with AsyncClient(system.grpc_target) as client:
+            following = asyncio.gather(*(follow(client, number, seen) for number, seen in enumerate(streams)))
+            assert await asyncio.to_thread(system.services["scheduler"].wait) == -signal.SIGKILL
+            system.start_service("scheduler")
+            await following
+        check_succession(Watched(system), streams)
+
+
+def check_succession(watched: Watched, streams: list[Seen]) -> None:
+    """What all services tell where one scheduler died with all streams, and another one finished them."""
     gateway, scheduler = watched.scrape("gateway"), watched.scrape("scheduler")
     assert [seen.num_tokens for seen in streams] == [NUM_TOKENS] * len(streams)
     assert gateway.sum("blockyard_output_tokens_total") == NUM_TOKENS * len(streams)
