@@ -60,6 +60,18 @@ class Backoff:
     long_life_seconds: float = 10.0
 
 
+async def start_process(service: Service, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+    """Starts a service's process, with its standard output and error in one pipe."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "blockyard.local.child", str(os.getpid()), service.module, *service.flags),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=environment,
+    )
+
+
 class Child:
     """The process of a service. Its output is passed to `write_line`, line by line."""
 
@@ -85,15 +97,7 @@ class Child:
     async def start(self) -> None:
         """Starts the process. It gets no signals from the terminal, and ends if this process dies."""
         self.last_lines.clear()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "blockyard.local.child", str(os.getpid()), self.service.module),
-            *self.service.flags,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=child_environment(self._environment),
-        )
+        process = await start_process(self.service, child_environment(self._environment))
         assert process.stdout is not None
         self._process = process
         self._reading = asyncio.create_task(self._read(process.stdout))

@@ -5,12 +5,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard import Client
+from blockyard.local import supervisor
+from tests.kit.processes import nursery
 from tests.kit.processes.system import ROOT, System
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEMO = ROOT / "models" / "demo"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_services(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Has a supervisor in the test's own process fork its services; tests of it and all commands start them anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "integration.blockyard.local." not in request.module.__name__:
+            patch.setattr(supervisor, "start_process", nursery.start_process)
+        yield
 
 
 @pytest.fixture(scope="session")

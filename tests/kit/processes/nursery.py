@@ -3,8 +3,9 @@
 Importing torch and gRPC takes longer than most of what a test has its processes do. `python -m
 tests.kit.processes.nursery` imports what the services import and no more: no thread, no channel, nothing computed. For
 each request over its standard input, a socket, it forks a child that becomes `python -m module flags` with an
-environment and a standard output of its own, and tells when it ended. It kills those that are left when its parent
-goes away. `Child` is the parent's end, as `subprocess.Popen` is of others.
+environment, a folder, a session and a standard output of its own, and tells when it ended. It kills those that are left
+when its parent goes away. `Child` is the parent's end, as `subprocess.Popen` is of others; `start_process` is for the
+product's supervisor.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from blockyard.local.supervisor import Service
 
 ROOT = Path(__file__).parents[3]
 MAX_MESSAGE_BYTES = 1 << 18
@@ -77,6 +80,35 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
+class _Process:
+    """A child as `asyncio.subprocess.Process`, as far as a supervisor uses one."""
+
+    def __init__(self, child: Child, stdout: asyncio.StreamReader) -> None:
+        self._child = child
+        self.pid = child.pid
+        self.stdout = stdout
+        self.send_signal = child.send_signal
+        self.wait = child.ended
+
+    @property
+    def returncode(self) -> int | None:
+        return self._child.returncode
+
+
+async def start_process(service: Service, environment: Mapping[str, str]) -> Any:
+    """Takes the place of `blockyard.local.supervisor.start_process`."""
+    reading, writing = os.pipe()
+    try:
+        child = Child(service.module, service.flags, environment, writing)
+    finally:
+        os.close(writing)
+    stdout = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(reading, "rb")
+    )
+    return _Process(child, stdout)
+
+
 class _Nursery:
     """The process, as its parent sees it."""
 
@@ -105,7 +137,8 @@ class _Nursery:
     ) -> tuple[int, futures.Future[int]]:
         with self._lock:
             self._started = futures.Future[tuple[int, futures.Future[int]]]()
-            request = json.dumps({"argv": list(argv), "environment": dict(environment)}).encode()
+            told = {"argv": list(argv), "environment": dict(environment), "folder": os.getcwd()}
+            request = json.dumps(told).encode()
             socket.send_fds(self._socket, [request], [output])
             return self._started.result()
 
@@ -191,8 +224,11 @@ def _become(request: dict[str, Any]) -> None:
     os.close(request["output"])
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    os.setsid()
+    os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     # Read when it was imported.
     faults.reach = faults._from_environment()
 
