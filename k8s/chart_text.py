@@ -169,13 +169,12 @@ class Writer:
             told = self._conditions.of(having, nodes) if having else ""
             is_merged = bool(having) and all(isinstance(node, dict) for node in having.values())
             if key in given and not is_merged:
-                value = f".Values.{VALUES[place]}"
-                own = (f"ne {value} nil", [f"{indent}{key}: {{{{ toJson {value} }}}}"])
-                bare = {shape for shape, option in having if not option}
-                # What a component removes stays away. What only some have can be given without them.
-                if told and bare != {shape for shape, _ in nodes}:
+                # What a component removes stays away, whatever the value. What only some have can be given to all.
+                is_removed = {shape for shape, option in having if not option} == {shape for shape, _ in nodes}
+                if told and not is_removed:
                     chain, told = [(told, conditional(chain, indent))], ""
-                chain = [own, *chain]
+                value = f".Values.{VALUES[place]}"
+                chain = [(f"ne {value} nil", [f"{indent}{key}: {{{{ toJson {value} }}}}"]), *chain]
             entries.append((told, conditional(chain, indent)))
         return grouped(entries, indent)
 

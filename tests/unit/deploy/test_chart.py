@@ -76,7 +76,7 @@ def test_every_value_has_a_place() -> None:
 
 
 def test_a_value_goes_to_its_places_and_nowhere_else() -> None:
-    given = {name: {"limits": {"own": "1"}} if name in MERGED else ["own"] for name in PLACES}
+    given = {name: {"limits": {"own": "1"}} if name in MERGED else "own" for name in PLACES}
     values = [{**context, **nested(name, value)} for context in CONTEXTS for name, value in given.items()]
     plain = [leaves(made) for made in render(*CONTEXTS) if isinstance(made, Manifests)]
     changed: dict[str, set[tuple[str, ...]]] = {name: set() for name in PLACES}
@@ -87,7 +87,8 @@ def test_a_value_goes_to_its_places_and_nowhere_else() -> None:
         for address, value in after.items():
             if before.get(address) != value:
                 changed[name].add(address[:-2] if name in MERGED else address)
-        # What a list or an object takes the place of is below it.
+                assert value == ("1" if name in MERGED else "own")
+        # What a text takes the place of is below it.
         gone = before.keys() - after.keys()
         assert all(any(address[: len(place)] == place for place in changed[name]) for address in gone)
     assert changed == {name: {place for place, value in VALUES.items() if value == name} for name in PLACES}
