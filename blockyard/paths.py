@@ -63,9 +63,13 @@ def resolve_path(field: str, path: str, base: Path = Path()) -> Path:
     """
     check_path(field, path)
     try:
-        return (base / path).resolve()
+        resolved = (base / path).resolve()
     except (OSError, RuntimeError):
-        raise invalid([Violation(field, f"{path} leads through links that do not end")]) from None
+        resolved = None
+    # From Python 3.13 on, `resolve` leaves circular links in the path; before, it raises.
+    if resolved is None or any(map(os.path.islink, (resolved, *resolved.parents))):
+        raise invalid([Violation(field, f"{path} leads through links that do not end")])
+    return resolved
 
 
 def find_below(root: Path, path: str, field: str, setting: str) -> Path:

@@ -98,8 +98,7 @@ def _content(path: str) -> bytes:
 
 def _make_context(chain: str, key: str, authority: str) -> ssl.SSLContext:
     """Creates an HTTP server's TLS context; raises CertificateError if key and certificate do not match."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols(["http/1.1"])
+    context = _bare_context()
     # A resumed session would skip the check of the client's certificate, even after the authority changed.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
@@ -162,10 +161,17 @@ def http_context(files: CertificateFiles) -> ssl.SSLContext:
 
 
 def _make_context_like(context: ssl.SSLContext) -> ssl.SSLContext:
-    front = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    front = _bare_context()
     front.verify_mode, front.options, front.num_tickets = context.verify_mode, context.options, context.num_tickets
-    front.set_alpn_protocols(["http/1.1"])
     return front
+
+
+def _bare_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # Debian's Python leaves the versions to OpenSSL's configuration.
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def peer_names(auth_context: dict[str, list[bytes]]) -> tuple[str, ...]:

@@ -114,7 +114,10 @@ class Rendezvous:
         """See RendezvousPoint. `seconds` of None: waits as long as the caller waits."""
         # A caller that leaves is cancelled, though the group ends at that moment: `wait_for` would give it the error.
         async with asyncio.timeout(seconds):
-            return await asyncio.shield(self._place(key))
+            place = self._place(key)
+            # From Python 3.14 on, `shield` reports the error of a group that ends after its caller has left.
+            await asyncio.wait({place})
+            return place.result()
 
     def _place(self, key: str) -> asyncio.Future[bytes]:
         if self._problem:

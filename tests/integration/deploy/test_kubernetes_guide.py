@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from blockyard.settings import settings_of
-from tests.unit.deploy import manifests
+from tests.unit.deploy import chart, manifests
 from tests.unit.deploy.labels import is_labelled
 from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, K8S, ROOT
 from tests.unit.deploy.policies import RULES, lets_the_protocol_through, num_bytes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GUIDE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
-KUSTOMIZATION, *ADDITIONS = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+KUSTOMIZATION, LABELS, HELM_VALUES, PICKER = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
 BASE = manifests.base()
 needs_kubectl = [] if HAS_KUBECTL else [pytest.mark.e2e]
 
@@ -52,7 +52,7 @@ def test_its_kustomization_says_everything_that_it_changes(rendered: manifests.M
 @pytest.mark.parametrize("overlay", [pytest.param("cpu", marks=needs_kubectl)])
 def test_labels_and_patches_that_it_shows_reach_their_objects(overlay: str, tmp_path: Path) -> None:
     fields: dict[str, Any] = {}
-    for block in ADDITIONS:
+    for block in (LABELS, PICKER):
         fields |= yaml.safe_load(block)
     rendered = manifests.render_with(overlay, ("inference-pool",), tmp_path, **fields)
     assert {rule.__name__: told for rule in RULES if (told := list(rule(rendered)))} == {}
@@ -74,6 +74,20 @@ def test_it_asks_for_what_it_says(overlay: str) -> None:
     assert sum(count[name] * thousandths[name] for name in count) == 6000
     assert sum(count[name] * num_bytes(requests[name]["memory"]) for name in count) == 9.5 * 1024**3
     assert "six processors and 9.5 GiB" in GUIDE
+
+
+def test_the_values_of_helm_say_what_they_are() -> None:
+    made = chart.render_one(yaml.safe_load(HELM_VALUES))
+    assert {rule.__name__: told for rule in RULES if (told := list(rule(made)))} == {}
+    assert not list(lets_the_protocol_through(made, ADDED["model-from-hub"] | ADDED["monitoring"]))
+    assert made.workloads["worker"]["spec"]["replicas"] == 4
+    images = {container["image"] for name in made.workloads for container in made.containers(name)}
+    assert images == {"registry.example/blockyard-control:0.1", "registry.example/blockyard-worker:0.1-cuda"}
+    scheduler = made.configured(made.container("scheduler"))
+    assert (scheduler["BLOCKYARD_MODEL"], scheduler["BLOCKYARD_MAX_NUM_SEQS"]) == ("Qwen/Qwen3-0.6B", "128")
+    memory = {kind: each["memory"] for kind, each in made.container("worker")["resources"].items()}
+    assert memory == {"requests": "32Gi", "limits": "32Gi"}
+    assert "`k8s/chart`" in GUIDE and (K8S / "chart" / "Chart.yaml").is_file()
 
 
 def test_what_its_commands_name_exists() -> None:

@@ -1,4 +1,7 @@
-"""The manifests keep to every rule as kubectl renders them: overlays, with components and without."""
+"""The manifests keep to every rule as kubectl renders them: overlays, with components and without.
+
+The Helm chart renders the same objects.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from k8s.generate_chart import CHART, chart
 from tests.unit.deploy import manifests
+from tests.unit.deploy.chart import leaves, render, values_of
 from tests.unit.deploy.labels import PREFIX, is_labelled
 from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, K8S, NEEDED_OVERLAYS, OVERLAYS, Manifests
 from tests.unit.deploy.policies import RULES, lets_the_protocol_through
@@ -35,9 +40,9 @@ SETS = [
 
 
 @pytest.fixture(scope="module", params=SETS)
-def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifests, set[str]]:
+def rendered(request: pytest.FixtureRequest) -> tuple[Manifests, set[str]]:
     overlay, components = request.param
-    return manifests.render_with(overlay, components, tmp_path_factory.mktemp("k8s")), {overlay, *components}
+    return manifests.rendered_set(overlay, components), {overlay, *components}
 
 
 def test_what_is_rendered_keeps_to_every_rule(rendered: tuple[Manifests, set[str]]) -> None:
@@ -76,3 +81,27 @@ def test_labels_of_ones_own_replace_them_and_no_selector(overlay: str, tmp_path:
 def test_what_is_rendered_can_be_applied_over_the_demo_and_back(rendered: tuple[Manifests, set[str]]) -> None:
     resources, _ = rendered
     assert not [*can_be_changed_into(BASE, resources), *can_be_changed_into(resources, BASE)]
+
+
+@pytest.fixture(scope="module")
+def charts() -> dict[frozenset[str], Manifests | str]:
+    """What Helm makes of each set."""
+    sets: list[tuple[str, tuple[str, ...]]] = [each.values[0] for each in SETS]
+    made = render(*(values_of(overlay, components) for overlay, components in sets))
+    return {frozenset((overlay, *components)): each for (overlay, components), each in zip(sets, made, strict=True)}
+
+
+def test_the_chart_renders_what_kustomize_renders(
+    rendered: tuple[Manifests, set[str]], charts: dict[frozenset[str], Manifests | str]
+) -> None:
+    resources, names = rendered
+    made = charts[frozenset(names)]
+    assert isinstance(made, Manifests), made
+    assert leaves(made) == leaves(resources)
+
+
+@pytest.mark.parametrize("path", [pytest.param("templates", marks=needs_kubectl)])
+def test_the_chart_is_as_its_script_writes_it(path: str) -> None:
+    written = {str(file.relative_to(CHART)): file.read_text(encoding="utf-8") for file in (CHART / path).iterdir()}
+    schema = "values.schema.json"
+    assert {**written, schema: (CHART / schema).read_text(encoding="utf-8")} == chart()

@@ -6,9 +6,11 @@ Knows the structure of Kubernetes' objects, and nothing of what they should say.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,6 +156,13 @@ def render_with(overlay: str, components: tuple[str, ...], folder: Path, **other
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(made))
     return render(folder)
+
+
+@functools.cache
+def rendered_set(overlay: str, components: tuple[str, ...]) -> Manifests:
+    """The same with nothing else in it, rendered once for all who look at it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return render_with(overlay, components, Path(folder))
 
 
 def _relative(target: Path, folder: Path) -> str:

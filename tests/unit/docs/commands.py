@@ -290,7 +290,12 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         ),
         "make e2e": THIS,
     },
-    "docs/guides/kubernetes.md": {"kubectl …": KUBECTL},
+    "docs/guides/kubernetes.md": {
+        "kubectl …": KUBECTL,
+        "helm install …": By(
+            "tests/integration/deploy/test_kubernetes_guide.py::test_the_values_of_helm_say_what_they_are"
+        ),
+    },
     "docs/guides/logs.md": {
         "grep -h request_id=req-0 *.log | sort": By(
             "tests/integration/test_documented_commands.py::test_logs_are_joined_by_the_request"

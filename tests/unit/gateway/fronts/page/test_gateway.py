@@ -13,6 +13,7 @@ from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.page.routes import STATUS_PATH, load_assets
 from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
+from tests.kit.waiting import until
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ async def running(security: SecuritySettings | None = None, **public: bool) -> A
         )
         await gateway.start()
         try:
+            await until(gateway.generation.is_ready)
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.http_port}", verify=False) as http:
                 yield http
         finally:
