@@ -42,16 +42,6 @@ def put_last_tokens(last_tokens: Tensor, rows: Tensor, token_ids: Tensor) -> Non
     last_tokens[rows] = token_ids
 
 
-def apply_masks(logits: Tensor, rows: npt.NDArray[np.int64], words: npt.NDArray[np.uint32]) -> None:
-    """See `blockyard_kernels.sampling.SamplingOps`; implemented with torch's ops."""
-    device = logits.device
-    # torch cannot shift unsigned integers.
-    bits = upload(words.view(np.int32), device)[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)
-    is_masked = (bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
-    places = upload(rows, device)
-    logits[places] = logits[places].masked_fill_(is_masked, float("-inf"))
-
-
 class Launched(Protocol):
     @property
     def is_ready(self) -> bool:

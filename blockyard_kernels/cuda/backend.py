@@ -54,6 +54,9 @@ class CudaBackend(planning.AttentionPlanning):
             quantization: the format of all linear weights: one of `blockyard_kernels.cuda.quantized.FORMATS`.
         """
         self.device = device
+        # Otherwise cuBLAS may add partial sums in bfloat16, how many depends on the batch.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         kinds = {"invariant": invariant, quantization: quantization != "none"}
         self.name = "/".join(["cuda", *(kind for kind, holds in kinds.items() if holds)])
         self._eight_bits = FORMATS[quantization]

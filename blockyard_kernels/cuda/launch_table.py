@@ -97,6 +97,7 @@ LORA_EXPAND = {2: LoraLaunch(128, 32, 4, 2), 4: LoraLaunch(64, 32, 4, 2)}
 ACTIVATION = RowLaunch(1024, 4)
 EMBEDDING = RowLaunch(1024, 4)
 LAST_TOKENS = RowLaunch(256, 4)
+MASKS = RowLaunch(1024, 4)
 NORM_WARPS = ((1024, 4), (4096, 8), (None, 16))
 """Warps of kernels that read a whole row: pairs of the most values of a row and the warps, fewest values first."""
 ROTARY_VALUES = 1024

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from blockyard_kernels.cuda.tokens import choice, last_tokens, logprobs
-from blockyard_kernels.launching import apply_masks, upload
+from blockyard_kernels.cuda.tokens import choice, last_tokens, logprobs, masks
+from blockyard_kernels.launching import upload
 from blockyard_kernels.sampling import Choices, Flags, Integers, TokenLogprobs
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -38,7 +39,9 @@ class CudaSampling:
         least, most = torch.aminmax(logits, dim=-1)
         return (least > float("-inf")) & (most < float("inf"))
 
-    apply_masks = staticmethod(apply_masks)
+    def apply_masks(self, logits: Tensor, rows: Integers, words: npt.NDArray[np.uint32]) -> None:
+        if len(rows):
+            masks.apply_masks(logits, upload(rows, self._device), upload(words.view(np.int32), self._device))
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
         return self.launch_choose(logits, choices).cpu().numpy()
@@ -73,7 +76,8 @@ class CudaSampling:
         return TokenLogprobs(candidates, values, ranks)
 
     def choose_bytes(self, num_rows: int, vocab_size: int) -> int:
-        return choice.memory_bytes(num_rows, vocab_size)
+        mask_bytes = num_rows * (8 + -(-vocab_size // 32) * 4)
+        return choice.memory_bytes(num_rows, vocab_size) + mask_bytes
 
     def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
         return CANDIDATE_BYTES * min(num_rows * (vocab_size + 1), max(MAX_CANDIDATES, vocab_size + 1))

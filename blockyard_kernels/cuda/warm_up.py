@@ -106,6 +106,7 @@ def _sample(ops: SamplingOps, logits: Tensor) -> None:
         asked = temperature * ones, zeros + top_k, ones, 0 * ones, zeros, zeros, zeros
         token_ids = ops.launch_choose(logits, Choices(*asked))
     ops.launch_finite_rows(logits)
+    ops.apply_masks(logits, np.zeros(1, np.int64), np.full((1, -(-logits.shape[1] // 32)), 2**32 - 1, np.uint32))
     ops.put_last_tokens(token_ids, torch.zeros_like(token_ids), ops.take_last_tokens(token_ids, token_ids))
     for given, num_best in ((zeros, 0), (zeros, 1), (None, 1)):
         ops.token_logprobs(logits, zeros, given, num_best)

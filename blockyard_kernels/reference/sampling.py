@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from blockyard_kernels.launching import apply_masks, put_last_tokens, take_last_tokens, upload
+from blockyard_kernels.launching import put_last_tokens, take_last_tokens, upload
 from blockyard_kernels.reference import logprobs
 
 if TYPE_CHECKING:
@@ -290,7 +290,13 @@ class ReferenceSampling:
         """Like `finite_rows`, but leaves the flags on the device."""
         return finite_rows(logits)
 
-    apply_masks = staticmethod(apply_masks)
+    def apply_masks(self, logits: Tensor, rows: Integers, words: npt.NDArray[np.uint32]) -> None:
+        device = logits.device
+        # torch cannot shift unsigned integers.
+        bits = upload(words.view(np.int32), device)[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)
+        is_masked = (bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
+        places = upload(rows, device)
+        logits[places] = logits[places].masked_fill_(is_masked, float("-inf"))
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
         return self.launch_choose(logits, choices).cpu().numpy()

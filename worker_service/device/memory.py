@@ -33,6 +33,16 @@ def is_exhausted(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
+def ends_device(error: Exception) -> bool:
+    """Returns whether an error of a GPU means that nothing can be computed on it any more in this process.
+
+    After an illegal address, for example, every call of CUDA in the same process fails with the same error.
+    """
+    # Triton raises no class of its own.
+    is_of_gpu = isinstance(error, torch.AcceleratorError) or "Triton Error [CUDA]" in str(error)
+    return is_of_gpu and "out of memory" not in str(error)
+
+
 def give_back(device: torch.device) -> None:
     """Makes allocators return freed memory that they keep to the system."""
     # Only GNU's C library has this function.

@@ -38,6 +38,7 @@ class DeviceThread:
         # A second thread that waits for asynchronous work on the device.
         self._launched: queue.SimpleQueue[tuple[Launched, Callable[[], None]]] = queue.SimpleQueue()
         self._waiter = make_thread(self._wait, "device waiter")
+        self._gpu: int | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -49,12 +50,17 @@ class DeviceThread:
         return not self._thread.is_alive()
 
     def when_ready(self, launched: Launched, job: Callable[[], None]) -> None:
-        """Queues a job as soon as some asynchronous work on the device is ready."""
+        """Queues a job as soon as some asynchronous work on the device is ready. Called in the device thread."""
         if not self._waiter.is_alive():
+            # Each thread has a current GPU of its own, which is the first one until it is set.
+            if torch.cuda.is_initialized():
+                self._gpu = torch.cuda.current_device()
             self._waiter.start()
         self._launched.put((launched, job))
 
     def _wait(self) -> None:
+        if self._gpu is not None:
+            torch.cuda.set_device(self._gpu)
         while True:
             launched, job = self._launched.get()
             # An error is reported when the job is finished.

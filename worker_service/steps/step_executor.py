@@ -18,6 +18,7 @@ import torch
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
+from worker_service.device.memory import ends_device
 from worker_service.runner.model_runner import ModelRunner, RunnerOutput
 from worker_service.sampling.sampler import Sampled
 from worker_service.step import Step, StepOutput, StepTimes
@@ -182,7 +183,9 @@ class StepExecutor:
         return step, result
 
     def execute(self, step: Step, arrival: float) -> StepOutput:
-        """Executes a step, or answers why not. Never raises: an unexpected error refuses this step and all later ones.
+        """Executes a step, or answers why not. An unexpected error refuses this step and all later ones.
+
+        Raises no `Exception`; an error after which the GPU can compute nothing more is a SystemExit.
 
         Args:
             step: not checked yet.
@@ -205,6 +208,9 @@ class StepExecutor:
         if isinstance(error, BlockyardError):
             return error
         log.exception("a step failed", epoch=step.epoch, step_id=step.step_id)
+        if ends_device(error):
+            # The supervisor starts a worker that can compute, and its requests go on there.
+            raise SystemExit("the GPU can compute nothing more in this process") from error
         if isinstance(error, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
         return BlockyardError(Reason.BUG, f"step {step.step_id} failed unexpectedly: see the worker's log")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from blockyard_kernels.cuda import linear as linear_module
+from blockyard_kernels.cuda.backend import CudaBackend
 from blockyard_kernels.cuda.linear import FAST, LADDER, CudaLinear, Method, Way, settle
 from blockyard_kernels.cuda.quantized import INT8
 from blockyard_kernels.reference.int8 import quantize_rows
@@ -156,3 +157,12 @@ def test_a_weight_is_given_back_as_it_is_held():
     rounded, _ = make_linear(16, 32, torch.float32, leaves=2, eight_bits=INT8).unpack()
     levels, scales = quantize_rows(linear.weight.cpu().view(32, 16))
     assert torch.equal(rounded.cpu(), (levels * scales[:, None]).view(16, 32))
+
+
+def test_the_library_adds_in_float32() -> None:
+    """Partial sums in half precision would make a product depend on how the library splits it."""
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = products.allow_fp16_reduced_precision_reduction = True
+    CudaBackend(DEVICE)
+    assert not products.allow_bf16_reduced_precision_reduction
+    assert not products.allow_fp16_reduced_precision_reduction

@@ -241,6 +241,25 @@ def test_a_row_is_chosen_alike_in_any_company_and_order(monkeypatch: pytest.Monk
         assert np.array_equal(choose(logits[places], asked.take(places)), whole[places]), rows
 
 
+# Masks of grammars
+
+
+@pytest.mark.parametrize("size", [1, 31, 33, 1024, 2500])
+def test_masked_tokens_are_those_of_the_reference(size: int, monkeypatch: pytest.MonkeyPatch):
+    logits, words = (
+        random_logits(5, size),
+        np.random.default_rng(size).integers(0, 2**32, (3, -(-size // 32)), np.uint32),
+    )
+    words[1], words[2, ::2], rows = 0, 2**32 - 1, np.array([4, 0, 2])
+    expected, guards = logits.clone(), Guards(monkeypatch)
+    REFERENCE.apply_masks(expected, rows, words)
+    masked = guards.make(torch.empty(0, device=DEVICE), *logits.shape).copy_(logits)
+    OPS.apply_masks(masked, rows, words)
+    OPS.apply_masks(masked, rows[:0], words[:0])
+    assert torch.equal(masked.cpu(), expected)
+    guards.check()
+
+
 # Tokens that the host does not know
 
 

@@ -72,6 +72,8 @@ with compiling(assembles=False) as compiled:
         for given, num_best in ((zeros, 0), (zeros, 1), (zeros, 20), (None, 16)):
             backend.sampling.token_logprobs(logits, zeros, given, num_best)
             check("log probabilities", rows, num_best)
+        backend.sampling.apply_masks(logits, zeros[:1], np.full((1, -(-logits.shape[1] // 32)), 2**32 - 1, np.uint32))
+        check("masks", rows)
         table = torch.zeros(rows + 3, dtype=torch.int64)
         backend.sampling.put_last_tokens(table, 0 * token_ids, backend.sampling.take_last_tokens(table, table))
         check("last tokens", rows)

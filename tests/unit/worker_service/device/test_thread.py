@@ -6,9 +6,11 @@ import asyncio
 import logging
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from blockyard.panics import ExtensionPanic
 from blockyard.service import roots
@@ -80,6 +82,29 @@ class Exits:
 
     def wait(self) -> None:
         sys.exit()
+
+
+class Ready:
+    """Something that was launched, and is ready."""
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+async def test_the_waiting_thread_has_the_gpu_of_the_devices(
+    device: DeviceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would make a context on the first GPU, which takes half a gigabyte there."""
+    current: dict[str, int] = {}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current.get(threading.current_thread().name, 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: current.update({threading.current_thread().name: gpu}))
+    await device.run(lambda: torch.cuda.set_device(3))
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    told = partial(ready.get_loop().call_soon_threadsafe, ready.set_result, None)
+    await device.run(lambda: device.when_ready(Ready(), told))  # type: ignore[arg-type]
+    await ready
+    assert current == {"device": 3, "device waiter": 3}
 
 
 @pytest.mark.parametrize("kind", ["run", "call"])
