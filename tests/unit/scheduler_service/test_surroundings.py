@@ -25,7 +25,7 @@ async def test_no_part_has_the_systems(harness: Harness, configuration: Schedule
         assert not find_strays(server, transport)
         assert len(transport.servers) == 1
         assert transport.channels
-        # The test's own worker has a device's thread, which begins after it registered. Threads of earlier tests may end.
+        # The test's own worker has a device's thread, which begins after it registered. Earlier tests' threads may end.
         assert {thread.name for thread in {*threading.enumerate()} - threads} <= {"device"}
         # The search sees what a part has.
         server.service.operations.clock = SYSTEM
