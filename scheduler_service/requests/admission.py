@@ -173,7 +173,7 @@ class Admission:
         has_ended = before is not None and all(record.reason for record in before.sequences)
         if before is not None and not has_ended and (error := self._requests.find_error(spec.request_id, now)):
             # The gateway was away when the request failed.
-            raise error
+            raise error.with_traceback(None)
         sent_at = arrived_at - addition.age_seconds
         if not has_ended and self._reattachment.was_cancelled(spec.request_id, sent_at, now):
             raise _make_cancelled_error()
@@ -220,7 +220,7 @@ class Admission:
         try:
             if (request := self._requests.find(request_id, now)) is None:
                 error = self._requests.find_error(request_id, now)
-                raise error or self._reattachment.make_unknown_error(request_id, now)
+                raise (error or self._reattachment.make_unknown_error(request_id, now)).with_traceback(None)
             self._send_all(request, outbox, handle)
         except BlockyardError as error:
             self.refuse(outbox, request_id, handle, error)

@@ -41,6 +41,8 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 10_000.0
 # How long clients that come back stay away; shorter than the resume window of 60 s.
 AWAY_SECONDS = (0.0, 8.0)
+# How soon a request is cancelled: most of them still run then.
+SHORT_AWAY_SECONDS = (0.0, 3.0)
 # A request is given up once its worker was lost three times in a row, or two replicas refused or answered it wrongly.
 NUM_LOSSES, NUM_REFUSALS = 3, 2
 REFUSALS = (*SPOILS, AT_POINTS)
@@ -472,7 +474,7 @@ async def _is_cancelled(client: Client, ask: Ask) -> None:
     """Has its request cancelled by another client while it reads."""
     stream = client.open(ask)
     reading = asyncio.ensure_future(client.read(ask, stream, frozenset({Reason.CLIENT_CANCELLED})))
-    await client.away()
+    await client.away(SHORT_AWAY_SECONDS)
     has_begun, called_at = stream._resumption.has_begun, client._loop.time()
     holds = False
     async with client.make_client(client.other_targets) as other:

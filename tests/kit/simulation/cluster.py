@@ -45,7 +45,7 @@ GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT, HTTP_PORT = 50051, 50052, 50
 # 2026 in seconds since 1970: the wall clock's time at the start.
 WALL_SECONDS = 1.78e9
 # Faults may last so long.
-FELT_SECONDS = 15.0
+FELT_SECONDS = 20.0
 # How long a supervisor takes to start a process again.
 RESTART_SECONDS = (0.05, 2.0)
 STEP_SECONDS, LONG_STEP_SECONDS = (0.01, 0.2), (0.5, 8.0)

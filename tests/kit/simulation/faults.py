@@ -65,9 +65,11 @@ def _flap(cluster: Cluster, fault: Fault) -> None:
 
 
 def _break(cluster: Cluster, fault: Fault) -> None:
-    """Breaks one of the connections that stand, of any two processes."""
-    if connections := cluster.network.connections():
-        cluster.network.break_connection(connections[int(fault.size * len(connections))])
+    """Breaks one of the connections that stand between two machines, or if there is none, between any two."""
+    standing = cluster.network.connections()
+    between = [end for end in standing if {end.node, end.peer.node} == set(fault.targets)]
+    if chosen := between or standing:
+        cluster.network.break_connection(chosen[int(fault.size * len(chosen))])
 
 
 def _reset(cluster: Cluster, fault: Fault) -> None:

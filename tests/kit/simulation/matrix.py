@@ -29,8 +29,8 @@ HEALTH = """
 Every half second each gateway and the scheduler were asked whether they were ready, and the simulation compared the \
 answer with the truth: whether the service, the scheduler and the workers of a replica ran and could reach each other. \
 A peer that is frozen or cut off without a word is noticed after some seconds, and what comes back has to be set up. \
-In some scenarios steps take up to eight seconds, as with long prompts. An answer is wrong if the opposite has been \
-true for 12 s (ready) or 15 s (not ready).
+In some scenarios steps take up to eight seconds, as with long prompts. An answer is wrong if it was given for 12 s \
+(ready) or 15 s (not ready) while the opposite was true.
 """
 
 

@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 # The errors with which any request may fail because of what operators do.
 ALLOWED_BY = {"sleep": Reason.SLEEPING, "update weights": Reason.SLEEPING}
+# What goes wrong between gateways, their scheduler and their clients.
+CONTROL_FAULTS = (
+    *("kill", "kill silently", "kill two", "stop", "freeze", "slow"),
+    *("part", "isolate", "flap", "delay", "break", "reset"),
+)
 # What a scenario's faults are about: their kinds, the roles of the nodes that they strike, and the share of scenarios.
 # One with all kinds and all roles seldom has three of a kind in the life of one request.
 THEMES: dict[str, tuple[Sequence[str], Sequence[str], float]] = {
-    "all": (tuple(FAULTS), ("worker", "scheduler", "gateway"), 6),
-    "workers": (("kill", "kill silently", "stop", "break", *SPOILS), ("worker",), 1.5),
-    "gateways": (
-        (*("kill", "kill silently", "kill two", "stop", "freeze", "slow", "part", "isolate", "flap", "break"), "reset"),
-        ("scheduler", "gateway"),
-        1.5,
-    ),
+    "all": (tuple(FAULTS), ("worker", "scheduler", "gateway"), 4),
+    "workers": (("kill", "kill silently", "stop", "break", *SPOILS), ("worker",), 2),
+    "gateways": (CONTROL_FAULTS, ("scheduler", "gateway"), 3),
     "operators": ((*OPERATIONS, "kill"), ("worker", "scheduler", "gateway"), 1),
 }
 # How many of the faults come while the last one is felt, at a place that it struck; and how many of them repeat it.
@@ -161,5 +162,5 @@ def _draw_faults(draw: random.Random, names: Sequence[str], kinds: Sequence[str]
 
 def _draw_fault(draw: random.Random, names: Sequence[str], kinds: Sequence[str]) -> Fault:
     targets = tuple(draw.sample(names, 2))
-    seconds = draw.choice((0.05, 0.5, 2.0, 8.0)) * draw.uniform(0.5, 1.5)
+    seconds = draw.choice((0.05, 0.5, 2.0, 8.0, 13.0)) * draw.uniform(0.5, 1.5)
     return Fault(draw.uniform(0.5, SECONDS + 2.0), draw.choice(kinds), targets, seconds, draw.random())
