@@ -39,7 +39,7 @@ THEMES: dict[str, tuple[Sequence[str], Sequence[str], float]] = {
 }
 # How many of the faults come while the last one is felt, at a place that it struck; and how many of them repeat it.
 FOLLOWING_SHARE, REPEATED_SHARE = 0.4, 0.4
-# In so many scenarios requests come at a few times only, each within so many seconds.
+# In so many scenarios most requests come at once, the others a little later, each time within so many seconds.
 BURSTS_SHARE, BURST_SECONDS = 0.25, 0.05
 # How many requests of a scenario do other than to be read to the end.
 CONDUCT_SHARES = (0.2, 0.4, 0.8)
@@ -124,7 +124,7 @@ def _draw_sizes(draw: random.Random, features: Sequence[str]) -> Sizes:
         max_num_seqs=draw.choice((4, 8, 16)),
         max_num_batched_tokens=draw.choice((16, 64, 256)),
         policy=draw.choice(("fcfs", "priority")),
-        max_waiting_requests=draw.choice((0, 0, 0, 0, 0, 3, 10)),
+        max_waiting_requests=draw.choice((0, 0, 0, 0, 2, 3, 10)),
         max_loras=draw.choice((1, 2, 3)) if "adapter" in features else 0,
         # The applications of HTTP are slow to make.
         has_http=draw.random() < 0.1,
@@ -142,8 +142,8 @@ def _draw_theme(draw: random.Random, kinds: Sequence[str], sizes: Sizes) -> tupl
 
 
 def _draw_burst(draw: random.Random) -> float:
-    """Draws when a request is sent, within one of a few short times in which all are."""
-    return draw.choice((0.1, 1.0, 3.0)) + draw.uniform(0.0, BURST_SECONDS)
+    """Draws when a request is sent: within a short time, in which most are, or within another one."""
+    return draw.choice((0.1, 0.1, 1.0)) + draw.uniform(0.0, BURST_SECONDS)
 
 
 def _draw_faults(draw: random.Random, names: Sequence[str], kinds: Sequence[str], num_faults: int) -> list[Fault]:
