@@ -46,6 +46,10 @@ class Retention(Generic[K, V]):
         """Returns the kept values, oldest first."""
         return [entry.value for entry in self._entries.values()]
 
+    def items(self) -> list[tuple[K, V]]:
+        """Returns the keys and the kept values, oldest first."""
+        return [(key, entry.value) for key, entry in self._entries.items()]
+
     def pop(self, key: K) -> V | None:
         entry = self._entries.pop(key, None)
         if entry is None:

@@ -253,21 +253,24 @@ class GenerationService:
     async def cancel(self, request_ids: Iterable[str], *, tenant: str = "") -> Cancelled:
         """Ends requests of any gateway with CLIENT_CANCELLED, by their ids.
 
-        Raises BlockyardError NO_READY_WORKER if some requests are not here and a scheduler does not answer.
+        Requests that ran here are pending if their scheduler does not answer: other gateways may read them, until this
+        one can tell the scheduler. Raises BlockyardError NO_READY_WORKER if some requests are not here and a scheduler
+        does not answer.
         """
         names = {wire_id(tenant, request_id): request_id for request_id in request_ids if is_request_id(request_id)}
         cancelled: set[str] = set()
         pending: set[str] = set()
-        for model in self._models:
-            cancelled.update(model.live.cancel(names), model.pooling.cancel(list(names)))
+        here = [{*model.live.cancel(names), *model.pooling.cancel(list(names))} for model in self._models]
         elsewhere = (model.cancel(list(names)) for model in self._models)
         answers = await asyncio.gather(*elsewhere, return_exceptions=True)
-        for answer in answers:
-            if not isinstance(answer, BaseException):
-                cancelled.update(answer.cancelled)
+        for ended, answer in zip(here, answers, strict=True):
+            if isinstance(answer, BaseException):
+                (cancelled if isinstance(answer, ModelAway) else pending).update(ended)
+            else:
+                cancelled.update(ended, answer.cancelled)
                 pending.update(answer.pending)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        if errors and any(name not in cancelled and self._find_here(name) is None for name in names):
+        if errors and any(name not in cancelled | pending and self._find_here(name) is None for name in names):
             raise errors[0]
         return Cancelled(
             [request_id for name, request_id in names.items() if name in cancelled],

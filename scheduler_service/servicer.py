@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.codec.durations import decode_seconds
 from blockyard.contract.codec.progress import encode_progress
 from blockyard.contract.codec.scheduling import decode_abort
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
@@ -40,6 +41,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         # Before the gateway gets the list of adapters.
         self._service.loras.take_over(map(codec.decode_adapter, first.hello.loras))
         outbox = self._admission.attach(first.hello.gateway_id)
+        self._admission.take_over_cancellations(
+            (each.request_id, decode_seconds(each, "age") or 0.0) for each in first.hello.cancelled
+        )
         outbox.put_state(loras=self._service.loras.registry.named)
         reader = start_task(self._read(outbox, first, requests), "gateway stream")
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from blockyard.client.results import Choice, Completion
-from blockyard.client.retry import Attempts, may_pass
+from blockyard.client.retry import Attempts, is_of_transport, may_pass
 from blockyard.contract.codec.events import decode_event
 from blockyard.contract.codec.request import encode_position
 from blockyard.contract.events import (
@@ -25,7 +25,7 @@ from blockyard.contract.events import (
     join_calls,
 )
 from blockyard.contract.request import Position
-from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 
 if TYPE_CHECKING:
@@ -86,9 +86,6 @@ class CompletionBuilder:
 
 
 Request = inference_pb2.StreamGenerateRequest | inference_pb2.StreamChatRequest | inference_pb2.ResumeGenerateRequest
-
-# Reasons that mean a broken connection if gRPC itself reports them: the request goes on at the server.
-_BREAKS = frozenset({Reason.CLIENT_CANCELLED, Reason.BUG})
 
 
 class EventsLost(BlockyardError):
@@ -240,7 +237,7 @@ class Resumption:
         """Handles a failure; returns the seconds to wait before the next call, or raises it if there is none."""
         if not self._outlives(error):
             # A transport error alone, such as an expired deadline, does not end the request on the server.
-            self._is_over = not _is_of_transport(error)
+            self._is_over = not is_of_transport(error)
             raise error
         # Lost events are a server's bug and do not earn the longer patience of a begun answer. A request of another
         # client may or may not exist, so `has_begun` is assumed if the server says when to ask again.
@@ -251,16 +248,12 @@ class Resumption:
     def _outlives(self, error: BlockyardError) -> bool:
         if not self.is_kept:
             return may_pass(error) and not self.has_begun
-        is_break = _is_of_transport(error) and error.reason in _BREAKS
-        return may_pass(error) or is_break or isinstance(error, EventsLost)
+        is_reset = is_of_transport(error) and error.reason is Reason.CLIENT_CANCELLED
+        return may_pass(error) or is_reset or isinstance(error, EventsLost)
 
     def make_completion(self) -> Completion:
         """Builds the whole answer; raises ValueError before it has ended."""
         return self._builder.build()
-
-
-def _is_of_transport(error: BlockyardError) -> bool:
-    return TRANSPORT_ORIGIN.items() <= error.metadata.items()
 
 
 def _resumable(spec: inference_pb2.GenerationSpec, clock: Clock) -> inference_pb2.GenerationSpec:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import grpc
 
 from blockyard.clock import SYSTEM, Clock
-
-if TYPE_CHECKING:
-    from blockyard.errors import BlockyardError
+from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 
 # 0.1 s doubled 24 times is nearly three weeks: more doublings would only overflow.
 _MAX_DOUBLINGS = 24
@@ -43,7 +40,12 @@ class RetryPolicy:
 
 def may_pass(error: BlockyardError) -> bool:
     """Returns whether the same call may succeed a little later, or at another gateway."""
-    return error.code is grpc.StatusCode.UNAVAILABLE
+    return error.code is grpc.StatusCode.UNAVAILABLE or (error.reason is Reason.BUG and is_of_transport(error))
+
+
+def is_of_transport(error: BlockyardError) -> bool:
+    """Returns whether gRPC itself reported the error, such as a connection that a proxy has reset."""
+    return TRANSPORT_ORIGIN.items() <= error.metadata.items()
 
 
 class Deadline:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blockyard.contract.request import Position
 from blockyard.contract.sampling import FinishReason
 from blockyard.contract.scheduling import SequenceRecord, Submission
-from blockyard.errors import Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.validation import find_foreign_ids
 
 if TYPE_CHECKING:
@@ -62,6 +62,12 @@ def _reason_of(token_ids: Sequence[int], submission: Submission) -> FinishReason
     if len(token_ids) > submission.min_tokens and token_ids[-1] in submission.stop_token_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(token_ids) == submission.max_tokens else None
+
+
+def make_changed_error() -> BlockyardError:
+    """Makes the error for a client that has other tokens of an answer: it was lost, and is generated again."""
+    message = "the answer was lost, and what is generated again differs from what was sent of it: send the request anew"
+    return BlockyardError(Reason.REQUEST_EXPIRED, message)
 
 
 def check_ends(positions: Mapping[int, Position], state: RequestState) -> None:

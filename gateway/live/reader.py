@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,7 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.codec import state as state_codec
 from gateway.dialects.scanner import TextKind
 from gateway.live.answer import Place, SequenceAnswer
+from gateway.live.continuation import make_changed_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,11 +43,22 @@ class _Cursor:
 
     Attributes:
         unchecked: the position at which reading begins, until the answer has reached it; then None.
+        known: the tokens before that position, if the client sent them.
         repeats: whether the part before that position is read too.
         pause: a position at which a delta must end; None: none.
     """
 
-    __slots__ = ("answer", "is_done", "num_text_bytes", "num_tokens", "parser", "pause", "repeats", "unchecked")
+    __slots__ = (
+        "answer",
+        "is_done",
+        "known",
+        "num_text_bytes",
+        "num_tokens",
+        "parser",
+        "pause",
+        "repeats",
+        "unchecked",
+    )
 
     def __init__(self, answer: SequenceAnswer, position: Position, *, replay: bool) -> None:
         place = Place(position.num_tokens, position.num_text_bytes)
@@ -53,6 +66,7 @@ class _Cursor:
         self.is_done = False
         self.parser = answer.make_parser()
         self.unchecked = place if place > (0, 0) else None
+        self.known = array("I", position.token_ids)
         self.repeats = replay
         starts = replay or self.parser is not None
         self.num_tokens, self.num_text_bytes = (0, 0) if starts else place
@@ -110,7 +124,8 @@ class _Cursor:
     def check(self) -> bool:
         """Returns whether the answer has reached the position at which reading begins, and records it.
 
-        Raises BlockyardError FIELD_INVALID if the answer can never reach it.
+        Raises BlockyardError: FIELD_INVALID if the answer can never reach it; REQUEST_EXPIRED if the client has other
+        tokens.
         """
         is_there = self.look()
         if is_there:
@@ -125,6 +140,9 @@ class _Cursor:
         # Text without a new token only comes at the end of an answer.
         if is_behind and answer.ended is None and answer.num_tokens <= place.num_tokens:
             return False
+        num_tokens = min(len(self.known), answer.num_tokens)
+        if answer.token_ids[:num_tokens] != self.known[:num_tokens]:
+            raise make_changed_error()
         if answer.num_tokens < place.num_tokens:
             raise _wrong(
                 answer, "num_tokens", f"is {place.num_tokens}, and the sequence has {answer.num_tokens} tokens"
@@ -209,6 +227,10 @@ class Reader:
     def front_state(self) -> bytes:
         """The bytes that the front stored with the request."""
         return self.state.origin.front_state
+
+    def find_token_ids(self, index: int) -> array[int]:
+        """Returns all token ids of a sequence so far."""
+        return self.state.answers[index].token_ids
 
     def check(self) -> None:
         """Raises BlockyardError FIELD_INVALID for positions that the answer cannot have."""

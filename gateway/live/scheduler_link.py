@@ -15,24 +15,25 @@ import grpc.aio
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.codec import scheduling as codec
+from blockyard.contract.codec.durations import encode_seconds
 from blockyard.contract.codec.progress import decode_progress
 from blockyard.contract.scheduling import (
     Abort,
     Adapter,
     Add,
     Failure,
-    ModelFacts,
     Progress,
-    Readiness,
     Resume,
 )
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.retention import Retention
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.roots import start_task
 from blockyard.service.servers import RenewedChannel, internal_channel
 from blockyard.telemetry import EventLogger
 from blockyard.transport import GRPC, Transport
 from gateway.codec.readings import decode_reading
+from gateway.live.scheduler_readiness import SchedulerReadiness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +52,9 @@ _STOPPING = "the gateway is stopping"
 # The most bytes of requests in one message, unless a single request is larger. A message may have 64 MiB.
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _CANCEL_TIMEOUT_SECONDS = 5.0
+# How long the next scheduler is told of a cancellation, and of how many.
+_CANCELLED_SECONDS = 60.0
+_MAX_CANCELLED = 10_000
 
 
 Outgoing = Add | Resume | Abort
@@ -64,82 +68,6 @@ class Cancelled(NamedTuple):
 
     cancelled: Sequence[str] = ()
     pending: Sequence[str] = ()
-
-
-class SchedulerReadiness:
-    """Decides whether requests can be sent, from the scheduler's readiness and from both sides' models.
-
-    Args:
-        model_digest: SHA-256 of this gateway's config.json, in hex.
-        reason: the reason why no scheduler is attached yet, in words.
-
-    Attributes:
-        facts: the latest facts about the scheduler's model; kept when the connection is lost.
-    """
-
-    def __init__(self, model_digest: str, reason: str) -> None:
-        self.facts: ModelFacts | None = None
-        self._model_digest = model_digest
-        # Whether the open stream has brought facts.
-        self._has_facts = False
-        self._readiness = Readiness(False, reason)
-        self._logged = (False, "")
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests would be computed now. May be read from any thread."""
-        return self.takes_requests and self._readiness.ready
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether requests can be sent: without a worker they wait in the scheduler."""
-        return self._has_facts and not self.has_other_model
-
-    @property
-    def has_other_model(self) -> bool:
-        """Whether the scheduler serves a model that is not this gateway's."""
-        return self._has_facts and self.facts is not None and self.facts.model_digest != self._model_digest
-
-    @property
-    def message(self) -> str:
-        """Why the scheduler is not ready, for a person; empty if it is."""
-        if self.has_other_model and self.facts is not None:
-            return (
-                "the gateway and the scheduler have different models, give both one --model: the SHA-256 of "
-                f"config.json is {self._model_digest[:12]} here and {self.facts.model_digest[:12]} there"
-            )
-        if self.is_ready:
-            return ""
-        return self._readiness.message or "the scheduler has not sent its model's facts yet"
-
-    @property
-    def needs_repair(self) -> bool:
-        """Whether the scheduler is not ready and waiting does not help: somebody has to repair what `message` names."""
-        return self.has_other_model or self._readiness.needs_repair
-
-    def _apply(self, progress: Progress) -> bool:
-        """Applies a message's facts and readiness; returns whether the message has either."""
-        if progress.facts is not None:
-            self.facts, self._has_facts = progress.facts, True
-        if progress.readiness is not None:
-            self._readiness = progress.readiness
-        is_news = progress.facts is not None or progress.readiness is not None
-        if is_news:
-            self._log()
-        return is_news
-
-    def _log(self) -> None:
-        """Logs the readiness if it has changed. The scheduler repeats it whenever a replica comes or goes."""
-        readiness = (self.is_ready, self.message)
-        if readiness != self._logged:
-            self._logged = readiness
-            log.info("readiness", ready=readiness[0], message=readiness[1] or None)
-
-    def _detach(self, reason: str) -> None:
-        """Marks the scheduler as detached. `reason`: the cause, in words."""
-        self._has_facts = False
-        self._readiness = Readiness(False, reason)
-        self._logged = (False, "")
 
 
 class SchedulerLink(SchedulerReadiness):
@@ -182,6 +110,10 @@ class SchedulerLink(SchedulerReadiness):
         self._gateway_id = gateway_id
         super().__init__(model_digest, self._unreachable())
         self.loras: Mapping[str, Adapter] = {}
+        # When requests were cancelled through this gateway, by their ids.
+        self._cancelled_at = Retention[str, float](
+            max_age_seconds=_CANCELLED_SECONDS, max_entries=_MAX_CANCELLED, max_weight=_MAX_CANCELLED
+        )
         self._outgoing: list[Outgoing] = []
         self._has_outgoing = asyncio.Event()
         self.is_attached = False
@@ -222,8 +154,15 @@ class SchedulerLink(SchedulerReadiness):
             self._has_outgoing.set()
 
     async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
-        """Cancels requests of any gateway. Raises BlockyardError NO_READY_WORKER."""
+        """Cancels requests of any gateway. Raises BlockyardError NO_READY_WORKER.
+
+        The next scheduler is told of the cancellation too: this one may not have heard of it, or may end before other
+        gateways hear of it.
+        """
         assert self._channel is not None
+        now = self._clock.monotonic()
+        for request_id in request_ids:
+            self._cancelled_at.add(request_id, now, 1, now)
         stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
         request = scheduler_pb2.CancelRequestsRequest(request_ids=request_ids)
         try:
@@ -272,9 +211,7 @@ class SchedulerLink(SchedulerReadiness):
         directions: list[asyncio.Task[None]] = []
         reason, has_stopped = self._unreachable(), False
         try:
-            loras = map(codec.encode_adapter, self.loras.values())
-            hello = scheduler_pb2.Hello(gateway_id=self._gateway_id, loras=loras)
-            await call.write(scheduler_pb2.AttachRequest(hello=hello))
+            await call.write(scheduler_pb2.AttachRequest(hello=self._make_hello()))
             directions += (asyncio.create_task(direction(call)) for direction in (self._read, self._write))
             await _wait_for_end(*directions)
             reason = "the scheduler closed the connection"
@@ -293,6 +230,14 @@ class SchedulerLink(SchedulerReadiness):
             was_attached = self.is_attached
             self._on_detached(reason, has_stopped=has_stopped)
         return was_attached
+
+    def _make_hello(self) -> scheduler_pb2.Hello:
+        now = self._clock.monotonic()
+        self._cancelled_at.expire(now)
+        hello = scheduler_pb2.Hello(gateway_id=self._gateway_id, loras=map(codec.encode_adapter, self.loras.values()))
+        for request_id, cancelled_at in self._cancelled_at.items():
+            hello.cancelled.add(request_id=request_id, age=encode_seconds(now - cancelled_at))
+        return hello
 
     def _reason_of(self, error: BlockyardError) -> str:
         log.debug("attach ended", reason=str(error.reason), message=error.message)

@@ -171,6 +171,9 @@ class Admission:
         now = self._clock()
         arrived_at = now - (before.age_seconds if before else 0.0)
         has_ended = before is not None and all(record.reason for record in before.sequences)
+        if before is not None and not has_ended and (error := self._requests.find_error(spec.request_id, now)):
+            # The gateway was away when the request failed.
+            raise error.with_traceback(None)
         sent_at = arrived_at - addition.age_seconds
         if not has_ended and self._reattachment.was_cancelled(spec.request_id, sent_at, now):
             raise _make_cancelled_error()
@@ -213,9 +216,11 @@ class Admission:
 
     def resume(self, outbox: GatewayOutbox, request_id: str, handle: int) -> None:
         """Lets a gateway read a request from its beginning, or reports why it cannot."""
+        now = self._clock()
         try:
-            if (request := self._requests.find(request_id, self._clock())) is None:
-                raise self._reattachment.make_unknown_error(request_id, self._clock())
+            if (request := self._requests.find(request_id, now)) is None:
+                error = self._requests.find_error(request_id, now)
+                raise (error or self._reattachment.make_unknown_error(request_id, now)).with_traceback(None)
             self._send_all(request, outbox, handle)
         except BlockyardError as error:
             self.refuse(outbox, request_id, handle, error)
@@ -261,6 +266,18 @@ class Admission:
         cancelled = [request.request_id for request in found]
         unknown = [name for name in names if name not in cancelled and self._requests.find(name, now) is None]
         return cancelled, self._reattachment.cancel(unknown, now)
+
+    def take_over_cancellations(self, cancelled: Iterable[tuple[str, float]]) -> None:
+        """Ends requests that a gateway saw cancelled, given with the seconds since then, or keeps the cancellations.
+
+        This scheduler may not have heard of them. Requests that are newer go on.
+        """
+        now = self._clock()
+        for request_id, age_seconds in cancelled:
+            self._reattachment.note(request_id, now - age_seconds)
+            request = self._requests.live.get(request_id)
+            if request is not None and self._reattachment.was_cancelled(request_id, request.group.arrived_at, now):
+                self._dispatcher.fail(request, _make_cancelled_error())
 
     # Time.
 

@@ -170,6 +170,7 @@ class Dispatcher:
             outbox.put_failed(request.request_id, error, handle)
         self._metrics.on_failed(error.reason)
         self._requests.drop(request)
+        self._requests.retain_error(request, error, self._clock())
         self.abort(request, reason=FinishReason.ERROR)
 
     def fail_all(self, request_ids: Iterable[str], error: BlockyardError) -> None:

@@ -63,8 +63,9 @@ class Reattachment:
         return kept
 
     def note(self, request_id: str, now: float) -> None:
-        """Keeps the cancellation of a request that has just ended by it."""
-        self._cancelled_at.add(request_id, now, 1, now)
+        """Keeps the cancellation of a request, unless a later one is kept. `now`: when it was cancelled."""
+        if (self._cancelled_at.get(request_id) or 0.0) <= now:
+            self._cancelled_at.add(request_id, now, 1, now)
 
     def was_cancelled(self, request_id: str, arrived_at: float, now: float) -> bool:
         """Whether an arriving request was cancelled. A cancellation does not mean a request newer than itself."""

@@ -1,7 +1,7 @@
 """The requests that are live or ended not long ago, and the gateways that read them. Owns no blocks and no queue.
 
 A request outlives its gateway: without a reader it runs on for the resume window, and its answer is kept for as long
-after its end, so that the same or another gateway can ask for all of it.
+after its end, so that the same or another gateway can ask for all of it. So is the error of one that failed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from blockyard.contract.scheduling import ModelFacts, Recovery
+    from blockyard.errors import BlockyardError
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate
     from scheduler_service.gateways.codec import Addition
@@ -81,6 +82,9 @@ class RequestRegistry:
         self._retained = Retention[str, Request](
             max_age_seconds=window_seconds, max_entries=MAX_RETAINED, max_weight=MAX_RETAINED_TOKENS
         )
+        self._errors = Retention[str, "BlockyardError"](
+            max_age_seconds=window_seconds, max_entries=MAX_RETAINED, max_weight=MAX_RETAINED
+        )
         self._outboxes: dict[str, GatewayOutbox] = {}
         # The gateways that get an owner's updates: one gateway, or all readers of one request.
         self._channels: dict[str, tuple[GatewayOutbox, ...]] = {}
@@ -90,6 +94,11 @@ class RequestRegistry:
     def find(self, request_id: str, now: float) -> Request | None:
         self._retained.expire(now)
         return self.live.get(request_id) or self._retained.get(request_id)
+
+    def find_error(self, request_id: str, now: float) -> BlockyardError | None:
+        """Finds the error with which a request failed."""
+        self._errors.expire(now)
+        return self._errors.get(request_id)
 
     def find_read(self, outbox: GatewayOutbox, request_id: str, handle: int) -> Request | None:
         """Finds the live request that a gateway reads: by its handle, or by its id if the handle is 0."""
@@ -101,6 +110,7 @@ class RequestRegistry:
 
     def add(self, request: Request) -> None:
         self.live[request.request_id] = request
+        self._errors.pop(request.request_id)
         self.spans.on_begun(request.group)
 
     @property
@@ -190,6 +200,11 @@ class RequestRegistry:
             # The request as it came counts too: it may hold a large grammar.
             weight = request.group.prompt_length + request.group.num_outputs + num_pooled + len(request.submission) // 4
             self._retained.add(request.request_id, request, weight, now)
+
+    def retain_error(self, request: Request, error: BlockyardError, now: float) -> None:
+        """Retains the error of a request for a client that comes back, unless it says to send the request again."""
+        if request.digest and error.retry_after_seconds is None:
+            self._errors.add(request.request_id, error, 1, now)
 
     def drop(self, request: Request) -> None:
         if self.live.pop(request.request_id, None) is not None:

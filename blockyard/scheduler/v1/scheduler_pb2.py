@@ -30,7 +30,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from blockyard.google_rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&blockyard/scheduler/v1/scheduler.proto\x12\x16\x62lockyard.scheduler.v1\x1a!blockyard/common/v1/pooling.proto\x1a\"blockyard/common/v1/sampling.proto\x1a blockyard/common/v1/status.proto\x1a\x1f\x62lockyard/common/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xda\x01\n\rAttachRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.blockyard.scheduler.v1.Hello\x12/\n\x03\x61\x64\x64\x18\x02 \x03(\x0b\x32\".blockyard.scheduler.v1.AddRequest\x12\x33\n\x05\x61\x62ort\x18\x03 \x03(\x0b\x32$.blockyard.scheduler.v1.AbortRequest\x12\x35\n\x06resume\x18\x04 \x03(\x0b\x32%.blockyard.scheduler.v1.ResumeRequest\"O\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x32\n\x05loras\x18\x02 \x03(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\"v\n\x0bLoraAdapter\x12\x0f\n\x07lora_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12\x1a\n\x12num_virtual_tokens\x18\x06 \x01(\r\"E\n\x0cLoraAdapters\x12\x35\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\"\x94\x01\n\nAddRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nsubmission\x18\x02 \x01(\x0c\x12:\n\x0cresubmission\x18\x03 \x01(\x0b\x32$.blockyard.scheduler.v1.Resubmission\x12&\n\x03\x61ge\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc6\x04\n\nSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\t\n\x01n\x18\x03 \x01(\r\x12\x10\n\x08sampling\x18\x04 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x0e\n\x06\x64igest\x18\t \x01(\x0c\x12\x15\n\rgateway_state\x18\n \x01(\x0c\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x31\n\x0emax_queue_time\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eremaining_time\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x0b\x62\x65\x61m_search\x18\x0e \x01(\x0b\x32\x1f.blockyard.common.v1.BeamSearch\x12\x38\n\rtrace_context\x18\x0f \x01(\x0b\x32!.blockyard.common.v1.TraceContext\x12\x0f\n\x07pooling\x18\x10 \x01(\x0c\x12\x1d\n\x15\x63omputes_whole_prompt\x18\x11 \x01(\x08\x12\x31\n\x04lora\x18\x12 \x01(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\x12\x17\n\x0f\x66\x61ils_on_update\x18\x13 \x01(\x08\x12\x12\n\ncache_salt\x18\x14 \x01(\x0c\"\x90\x01\n\x0cResubmission\x12&\n\x03\x61ge\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12=\n\tsequences\x18\x02 \x03(\x0b\x32*.blockyard.scheduler.v1.SequenceTranscript\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\xea\x01\n\x12SequenceTranscript\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.blockyard.common.v1.FinishReason\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12\x12\n\x05score\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x15\n\rpooled_values\x18\x06 \x01(\x0c\x42\x08\n\x06_score\"3\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x04\"\xab\x01\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1b\n\x0esequence_index\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x06reason\x18\x03 \x01(\x0e\x32#.blockyard.scheduler.v1.AbortReason\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x0e\n\x06handle\x18\x05 \x01(\x04\x42\x11\n\x0f_sequence_index\"\xbf\x07\n\x0e\x41ttachResponse\x12\x31\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\".blockyard.scheduler.v1.ModelFacts\x12\x34\n\treadiness\x18\x02 \x01(\x0b\x32!.blockyard.scheduler.v1.Readiness\x12\x39\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\x0b\x32\'.blockyard.scheduler.v1.RequestAccepted\x12\x35\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32%.blockyard.scheduler.v1.RequestFailed\x12\x14\n\x0csequence_ids\x18\x05 \x03(\x04\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x1d\n\x15\x66inished_sequence_ids\x18\x07 \x03(\x04\x12\x39\n\x0e\x66inish_reasons\x18\x08 \x03(\x0e\x32!.blockyard.common.v1.FinishReason\x12\x1e\n\x16prefilled_sequence_ids\x18\t \x03(\x04\x12\x19\n\x11num_cached_tokens\x18\n \x03(\r\x12;\n\trecovered\x18\x0b \x03(\x0b\x32(.blockyard.scheduler.v1.RequestRecovered\x12\x37\n\x07resumed\x18\x0c \x03(\x0b\x32&.blockyard.scheduler.v1.RequestResumed\x12\x1c\n\x14logprob_sequence_ids\x18\r \x03(\x04\x12/\n\x08logprobs\x18\x0e \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12<\n\x0fprompt_logprobs\x18\x0f \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\x12\x15\n\rfinish_scores\x18\x10 \x03(\x02\x12\x42\n\x11sequence_failures\x18\x11 \x03(\x0b\x32\'.blockyard.scheduler.v1.SequenceFailure\x12\x1b\n\x13pooled_sequence_ids\x18\x12 \x03(\x04\x12\x14\n\x0cpooled_sizes\x18\x13 \x03(\r\x12\x15\n\rpooled_values\x18\x14 \x01(\x0c\x12\x33\n\x05loras\x18\x15 \x01(\x0b\x32$.blockyard.scheduler.v1.LoraAdapters\x12\x37\n\x07weights\x18\x16 \x03(\x0b\x32&.blockyard.scheduler.v1.RequestWeights\"5\n\x0eRequestWeights\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"J\n\x0fSequenceFailure\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\xe7\x01\n\x0eRequestResumed\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nsubmission\x18\x02 \x01(\x0c\x12\x19\n\x11\x66irst_sequence_id\x18\x03 \x01(\x04\x12=\n\tsequences\x18\x04 \x03(\x0b\x32*.blockyard.scheduler.v1.SequenceTranscript\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12<\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\"\x94\x02\n\nModelFacts\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x16\n\x0e\x64\x65terminism_id\x18\x05 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x06 \x01(\x08\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x17\n\x0fweights_version\x18\x0c \x01(\t\x12\'\n\x04task\x18\r \x01(\x0e\x32\x19.blockyard.common.v1.Task\x12\x16\n\x0emax_prompt_len\x18\x0e \x01(\r\x12\x10\n\x08warnings\x18\x0f \x03(\t\"A\n\tReadiness\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x14\n\x0cneeds_repair\x18\x03 \x01(\x08\"P\n\x0fRequestAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x66irst_sequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06handle\x18\x03 \x01(\x04\"a\n\x10RequestRecovered\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x1b\n\x13num_replayed_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\"W\n\rRequestFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0e\n\x06handle\x18\x03 \x01(\x04\",\n\x15\x43\x61ncelRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"T\n\x16\x43\x61ncelRequestsResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t\x12\x1b\n\x13pending_request_ids\x18\x02 \x03(\t\"\x1b\n\x19GetSchedulerStatusRequest\"R\n\x1aGetSchedulerStatusResponse\x12\x34\n\x06status\x18\x01 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus*b\n\x0b\x41\x62ortReason\x12\x1c\n\x18\x41\x42ORT_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x42ORT_REASON_CLIENT\x10\x01\x12\x1c\n\x18\x41\x42ORT_REASON_STOP_STRING\x10\x02\x32\xdd\x02\n\x10SchedulerService\x12[\n\x06\x41ttach\x12%.blockyard.scheduler.v1.AttachRequest\x1a&.blockyard.scheduler.v1.AttachResponse(\x01\x30\x01\x12o\n\x0e\x43\x61ncelRequests\x12-.blockyard.scheduler.v1.CancelRequestsRequest\x1a..blockyard.scheduler.v1.CancelRequestsResponse\x12{\n\x12GetSchedulerStatus\x12\x31.blockyard.scheduler.v1.GetSchedulerStatusRequest\x1a\x32.blockyard.scheduler.v1.GetSchedulerStatusResponseBW\n\x1a\x64\x65v.blockyard.scheduler.v1P\x01Z7blockyard.dev/protos/blockyard/scheduler/v1;schedulerv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&blockyard/scheduler/v1/scheduler.proto\x12\x16\x62lockyard.scheduler.v1\x1a!blockyard/common/v1/pooling.proto\x1a\"blockyard/common/v1/sampling.proto\x1a blockyard/common/v1/status.proto\x1a\x1f\x62lockyard/common/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xda\x01\n\rAttachRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.blockyard.scheduler.v1.Hello\x12/\n\x03\x61\x64\x64\x18\x02 \x03(\x0b\x32\".blockyard.scheduler.v1.AddRequest\x12\x33\n\x05\x61\x62ort\x18\x03 \x03(\x0b\x32$.blockyard.scheduler.v1.AbortRequest\x12\x35\n\x06resume\x18\x04 \x03(\x0b\x32%.blockyard.scheduler.v1.ResumeRequest\"\x88\x01\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x32\n\x05loras\x18\x02 \x03(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\x12\x37\n\tcancelled\x18\x03 \x03(\x0b\x32$.blockyard.scheduler.v1.Cancellation\"J\n\x0c\x43\x61ncellation\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x03\x61ge\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"v\n\x0bLoraAdapter\x12\x0f\n\x07lora_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12\x1a\n\x12num_virtual_tokens\x18\x06 \x01(\r\"E\n\x0cLoraAdapters\x12\x35\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\"\x94\x01\n\nAddRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nsubmission\x18\x02 \x01(\x0c\x12:\n\x0cresubmission\x18\x03 \x01(\x0b\x32$.blockyard.scheduler.v1.Resubmission\x12&\n\x03\x61ge\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc6\x04\n\nSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\t\n\x01n\x18\x03 \x01(\r\x12\x10\n\x08sampling\x18\x04 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x0e\n\x06\x64igest\x18\t \x01(\x0c\x12\x15\n\rgateway_state\x18\n \x01(\x0c\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x31\n\x0emax_queue_time\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eremaining_time\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x0b\x62\x65\x61m_search\x18\x0e \x01(\x0b\x32\x1f.blockyard.common.v1.BeamSearch\x12\x38\n\rtrace_context\x18\x0f \x01(\x0b\x32!.blockyard.common.v1.TraceContext\x12\x0f\n\x07pooling\x18\x10 \x01(\x0c\x12\x1d\n\x15\x63omputes_whole_prompt\x18\x11 \x01(\x08\x12\x31\n\x04lora\x18\x12 \x01(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\x12\x17\n\x0f\x66\x61ils_on_update\x18\x13 \x01(\x08\x12\x12\n\ncache_salt\x18\x14 \x01(\x0c\"\x90\x01\n\x0cResubmission\x12&\n\x03\x61ge\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12=\n\tsequences\x18\x02 \x03(\x0b\x32*.blockyard.scheduler.v1.SequenceTranscript\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\xea\x01\n\x12SequenceTranscript\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.blockyard.common.v1.FinishReason\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12\x12\n\x05score\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x15\n\rpooled_values\x18\x06 \x01(\x0c\x42\x08\n\x06_score\"3\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x04\"\xab\x01\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1b\n\x0esequence_index\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x06reason\x18\x03 \x01(\x0e\x32#.blockyard.scheduler.v1.AbortReason\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x0e\n\x06handle\x18\x05 \x01(\x04\x42\x11\n\x0f_sequence_index\"\xbf\x07\n\x0e\x41ttachResponse\x12\x31\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\".blockyard.scheduler.v1.ModelFacts\x12\x34\n\treadiness\x18\x02 \x01(\x0b\x32!.blockyard.scheduler.v1.Readiness\x12\x39\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\x0b\x32\'.blockyard.scheduler.v1.RequestAccepted\x12\x35\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32%.blockyard.scheduler.v1.RequestFailed\x12\x14\n\x0csequence_ids\x18\x05 \x03(\x04\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x1d\n\x15\x66inished_sequence_ids\x18\x07 \x03(\x04\x12\x39\n\x0e\x66inish_reasons\x18\x08 \x03(\x0e\x32!.blockyard.common.v1.FinishReason\x12\x1e\n\x16prefilled_sequence_ids\x18\t \x03(\x04\x12\x19\n\x11num_cached_tokens\x18\n \x03(\r\x12;\n\trecovered\x18\x0b \x03(\x0b\x32(.blockyard.scheduler.v1.RequestRecovered\x12\x37\n\x07resumed\x18\x0c \x03(\x0b\x32&.blockyard.scheduler.v1.RequestResumed\x12\x1c\n\x14logprob_sequence_ids\x18\r \x03(\x04\x12/\n\x08logprobs\x18\x0e \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12<\n\x0fprompt_logprobs\x18\x0f \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\x12\x15\n\rfinish_scores\x18\x10 \x03(\x02\x12\x42\n\x11sequence_failures\x18\x11 \x03(\x0b\x32\'.blockyard.scheduler.v1.SequenceFailure\x12\x1b\n\x13pooled_sequence_ids\x18\x12 \x03(\x04\x12\x14\n\x0cpooled_sizes\x18\x13 \x03(\r\x12\x15\n\rpooled_values\x18\x14 \x01(\x0c\x12\x33\n\x05loras\x18\x15 \x01(\x0b\x32$.blockyard.scheduler.v1.LoraAdapters\x12\x37\n\x07weights\x18\x16 \x03(\x0b\x32&.blockyard.scheduler.v1.RequestWeights\"5\n\x0eRequestWeights\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"J\n\x0fSequenceFailure\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\xe7\x01\n\x0eRequestResumed\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nsubmission\x18\x02 \x01(\x0c\x12\x19\n\x11\x66irst_sequence_id\x18\x03 \x01(\x04\x12=\n\tsequences\x18\x04 \x03(\x0b\x32*.blockyard.scheduler.v1.SequenceTranscript\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12<\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\"\x94\x02\n\nModelFacts\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x16\n\x0e\x64\x65terminism_id\x18\x05 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x06 \x01(\x08\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x17\n\x0fweights_version\x18\x0c \x01(\t\x12\'\n\x04task\x18\r \x01(\x0e\x32\x19.blockyard.common.v1.Task\x12\x16\n\x0emax_prompt_len\x18\x0e \x01(\r\x12\x10\n\x08warnings\x18\x0f \x03(\t\"A\n\tReadiness\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x14\n\x0cneeds_repair\x18\x03 \x01(\x08\"P\n\x0fRequestAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x66irst_sequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06handle\x18\x03 \x01(\x04\"a\n\x10RequestRecovered\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x1b\n\x13num_replayed_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\"W\n\rRequestFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0e\n\x06handle\x18\x03 \x01(\x04\",\n\x15\x43\x61ncelRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"T\n\x16\x43\x61ncelRequestsResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t\x12\x1b\n\x13pending_request_ids\x18\x02 \x03(\t\"\x1b\n\x19GetSchedulerStatusRequest\"R\n\x1aGetSchedulerStatusResponse\x12\x34\n\x06status\x18\x01 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus*b\n\x0b\x41\x62ortReason\x12\x1c\n\x18\x41\x42ORT_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x42ORT_REASON_CLIENT\x10\x01\x12\x1c\n\x18\x41\x42ORT_REASON_STOP_STRING\x10\x02\x32\xdd\x02\n\x10SchedulerService\x12[\n\x06\x41ttach\x12%.blockyard.scheduler.v1.AttachRequest\x1a&.blockyard.scheduler.v1.AttachResponse(\x01\x30\x01\x12o\n\x0e\x43\x61ncelRequests\x12-.blockyard.scheduler.v1.CancelRequestsRequest\x1a..blockyard.scheduler.v1.CancelRequestsResponse\x12{\n\x12GetSchedulerStatus\x12\x31.blockyard.scheduler.v1.GetSchedulerStatusRequest\x1a\x32.blockyard.scheduler.v1.GetSchedulerStatusResponseBW\n\x1a\x64\x65v.blockyard.scheduler.v1P\x01Z7blockyard.dev/protos/blockyard/scheduler/v1;schedulerv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,54 +38,56 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blockyard.scheduler.v1.sche
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\032dev.blockyard.scheduler.v1P\001Z7blockyard.dev/protos/blockyard/scheduler/v1;schedulerv1'
-  _globals['_ABORTREASON']._serialized_start=4289
-  _globals['_ABORTREASON']._serialized_end=4387
+  _globals['_ABORTREASON']._serialized_start=4423
+  _globals['_ABORTREASON']._serialized_end=4521
   _globals['_ATTACHREQUEST']._serialized_start=262
   _globals['_ATTACHREQUEST']._serialized_end=480
-  _globals['_HELLO']._serialized_start=482
-  _globals['_HELLO']._serialized_end=561
-  _globals['_LORAADAPTER']._serialized_start=563
-  _globals['_LORAADAPTER']._serialized_end=681
-  _globals['_LORAADAPTERS']._serialized_start=683
-  _globals['_LORAADAPTERS']._serialized_end=752
-  _globals['_ADDREQUEST']._serialized_start=755
-  _globals['_ADDREQUEST']._serialized_end=903
-  _globals['_SUBMISSION']._serialized_start=906
-  _globals['_SUBMISSION']._serialized_end=1488
-  _globals['_RESUBMISSION']._serialized_start=1491
-  _globals['_RESUBMISSION']._serialized_end=1635
-  _globals['_SEQUENCETRANSCRIPT']._serialized_start=1638
-  _globals['_SEQUENCETRANSCRIPT']._serialized_end=1872
-  _globals['_RESUMEREQUEST']._serialized_start=1874
-  _globals['_RESUMEREQUEST']._serialized_end=1925
-  _globals['_ABORTREQUEST']._serialized_start=1928
-  _globals['_ABORTREQUEST']._serialized_end=2099
-  _globals['_ATTACHRESPONSE']._serialized_start=2102
-  _globals['_ATTACHRESPONSE']._serialized_end=3061
-  _globals['_REQUESTWEIGHTS']._serialized_start=3063
-  _globals['_REQUESTWEIGHTS']._serialized_end=3116
-  _globals['_SEQUENCEFAILURE']._serialized_start=3118
-  _globals['_SEQUENCEFAILURE']._serialized_end=3192
-  _globals['_REQUESTRESUMED']._serialized_start=3195
-  _globals['_REQUESTRESUMED']._serialized_end=3426
-  _globals['_MODELFACTS']._serialized_start=3429
-  _globals['_MODELFACTS']._serialized_end=3705
-  _globals['_READINESS']._serialized_start=3707
-  _globals['_READINESS']._serialized_end=3772
-  _globals['_REQUESTACCEPTED']._serialized_start=3774
-  _globals['_REQUESTACCEPTED']._serialized_end=3854
-  _globals['_REQUESTRECOVERED']._serialized_start=3856
-  _globals['_REQUESTRECOVERED']._serialized_end=3953
-  _globals['_REQUESTFAILED']._serialized_start=3955
-  _globals['_REQUESTFAILED']._serialized_end=4042
-  _globals['_CANCELREQUESTSREQUEST']._serialized_start=4044
-  _globals['_CANCELREQUESTSREQUEST']._serialized_end=4088
-  _globals['_CANCELREQUESTSRESPONSE']._serialized_start=4090
-  _globals['_CANCELREQUESTSRESPONSE']._serialized_end=4174
-  _globals['_GETSCHEDULERSTATUSREQUEST']._serialized_start=4176
-  _globals['_GETSCHEDULERSTATUSREQUEST']._serialized_end=4203
-  _globals['_GETSCHEDULERSTATUSRESPONSE']._serialized_start=4205
-  _globals['_GETSCHEDULERSTATUSRESPONSE']._serialized_end=4287
-  _globals['_SCHEDULERSERVICE']._serialized_start=4390
-  _globals['_SCHEDULERSERVICE']._serialized_end=4739
+  _globals['_HELLO']._serialized_start=483
+  _globals['_HELLO']._serialized_end=619
+  _globals['_CANCELLATION']._serialized_start=621
+  _globals['_CANCELLATION']._serialized_end=695
+  _globals['_LORAADAPTER']._serialized_start=697
+  _globals['_LORAADAPTER']._serialized_end=815
+  _globals['_LORAADAPTERS']._serialized_start=817
+  _globals['_LORAADAPTERS']._serialized_end=886
+  _globals['_ADDREQUEST']._serialized_start=889
+  _globals['_ADDREQUEST']._serialized_end=1037
+  _globals['_SUBMISSION']._serialized_start=1040
+  _globals['_SUBMISSION']._serialized_end=1622
+  _globals['_RESUBMISSION']._serialized_start=1625
+  _globals['_RESUBMISSION']._serialized_end=1769
+  _globals['_SEQUENCETRANSCRIPT']._serialized_start=1772
+  _globals['_SEQUENCETRANSCRIPT']._serialized_end=2006
+  _globals['_RESUMEREQUEST']._serialized_start=2008
+  _globals['_RESUMEREQUEST']._serialized_end=2059
+  _globals['_ABORTREQUEST']._serialized_start=2062
+  _globals['_ABORTREQUEST']._serialized_end=2233
+  _globals['_ATTACHRESPONSE']._serialized_start=2236
+  _globals['_ATTACHRESPONSE']._serialized_end=3195
+  _globals['_REQUESTWEIGHTS']._serialized_start=3197
+  _globals['_REQUESTWEIGHTS']._serialized_end=3250
+  _globals['_SEQUENCEFAILURE']._serialized_start=3252
+  _globals['_SEQUENCEFAILURE']._serialized_end=3326
+  _globals['_REQUESTRESUMED']._serialized_start=3329
+  _globals['_REQUESTRESUMED']._serialized_end=3560
+  _globals['_MODELFACTS']._serialized_start=3563
+  _globals['_MODELFACTS']._serialized_end=3839
+  _globals['_READINESS']._serialized_start=3841
+  _globals['_READINESS']._serialized_end=3906
+  _globals['_REQUESTACCEPTED']._serialized_start=3908
+  _globals['_REQUESTACCEPTED']._serialized_end=3988
+  _globals['_REQUESTRECOVERED']._serialized_start=3990
+  _globals['_REQUESTRECOVERED']._serialized_end=4087
+  _globals['_REQUESTFAILED']._serialized_start=4089
+  _globals['_REQUESTFAILED']._serialized_end=4176
+  _globals['_CANCELREQUESTSREQUEST']._serialized_start=4178
+  _globals['_CANCELREQUESTSREQUEST']._serialized_end=4222
+  _globals['_CANCELREQUESTSRESPONSE']._serialized_start=4224
+  _globals['_CANCELREQUESTSRESPONSE']._serialized_end=4308
+  _globals['_GETSCHEDULERSTATUSREQUEST']._serialized_start=4310
+  _globals['_GETSCHEDULERSTATUSREQUEST']._serialized_end=4337
+  _globals['_GETSCHEDULERSTATUSRESPONSE']._serialized_start=4339
+  _globals['_GETSCHEDULERSTATUSRESPONSE']._serialized_end=4421
+  _globals['_SCHEDULERSERVICE']._serialized_start=4524
+  _globals['_SCHEDULERSERVICE']._serialized_end=4873
 # @@protoc_insertion_point(module_scope)

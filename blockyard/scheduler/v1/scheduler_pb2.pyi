@@ -99,25 +99,61 @@ class Hello(_message.Message):
 
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     """A random id of the gateway's process."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
         """The adapters that an earlier scheduler sent to this gateway. A scheduler that has just started takes them over."""
 
+    @_builtins.property
+    def cancelled(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cancellation]:
+        """The requests that were cancelled through this gateway in the last minute. A scheduler that has not heard of it, for
+        example because it has just started, ends them now, or when a gateway brings them.
+        """
+
     def __init__(
         self,
         *,
         gateway_id: _builtins.str = ...,
         loras: _abc.Iterable[Global___LoraAdapter] | None = ...,
+        cancelled: _abc.Iterable[Global___Cancellation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "loras", b"loras"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "gateway_id", b"gateway_id", "loras", b"loras"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class Cancellation(_message.Message):
+    """A request that was cancelled. A newer request of the same id is not meant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id, as in Submission."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """The time since it was cancelled."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cancellation: _TypeAlias = Cancellation  # noqa: Y015
 
 @_typing.final
 class LoraAdapter(_message.Message):

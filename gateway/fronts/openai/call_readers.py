@@ -18,6 +18,7 @@ from gateway.fronts.openai.event_ids import StreamPosition
 from gateway.request import GenerationRequest, ResumeRequest
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import AsyncGenerator, Mapping
 
     from blockyard.contract.request import Position
@@ -117,6 +118,10 @@ class CallReaders:
         """Makes the readers wait for the end of the answer instead of waking for each token."""
         for reader in self._readers:
             reader.be_patient()
+
+    def find_token_ids(self, number: int, index: int) -> array[int]:
+        """Returns all token ids so far of a sequence of the request `number`."""
+        return self._readers[number].find_token_ids(index)
 
     async def events(self) -> AsyncGenerator[Numbered, None]:
         """Yields the events of all requests as they come, each with its request's number.

@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from blockyard.contract.request import OnDisconnect
-from blockyard.errors import Violation, invalid
+from blockyard.errors import BlockyardError, Violation, invalid
 from gateway.fronts.http_calls.bodies import parse_body, read_json, read_key, read_tenant
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.loading import answer_stream
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
     from blockyard.clock import Clock
-    from blockyard.errors import BlockyardError
     from gateway.generation import GenerationService
 
 B = TypeVar("B", bound=GenerationBody)
@@ -89,10 +88,13 @@ class CallEndpoints:
             resources.push_async_callback(connection.aclose)
             readers = CallReaders(self._generation)
             resources.push_async_callback(readers.aclose)
-            await connection.run(begin(readers))
+            try:
+                await connection.run(begin(readers))
+            except BlockyardError as error:
+                raise position.explain(error) from None
             headers = {"x-request-id": readers.call.call_id}
             if readers.call.stream:
-                events = self._chunks(readers, StreamTracker(readers.call, position), position)
+                events = self._chunks(readers, StreamTracker(readers.call, position, readers.find_token_ids), position)
                 return EventStream(events, connection, resources.pop_all(), headers)
             whole = await connection.run(self._whole(readers))
             return Response(whole, headers=headers, media_type="application/json")
@@ -128,7 +130,7 @@ class CallEndpoints:
                     if is_new and chunk is not None:
                         yield ServerSentEvent(chunk, tracker.id())
         except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
-            for event in _fail(client_error(error)):
+            for event in _fail(position.explain(client_error(error))):
                 yield event
             return
         if not position.usage and (chunk := answer.usage()) is not None:

@@ -86,6 +86,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.resubmissions: list[scheduler_pb2.Resubmission] = []
         self.aborted: list[scheduler_pb2.AbortRequest] = []
         self.asked: list[str] = []
+        # The requests that gateways named as cancelled on attaching.
+        self.told_cancelled: list[str] = []
         self.cancelled: list[str] = []
         self.live: dict[str, FakeRequest] = {}
         self.retained: dict[str, FakeRequest] = {}
@@ -264,6 +266,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         """One gateway."""
         first = await anext(request_iterator)
         gateway = Gateway(first.hello.gateway_id)
+        self.told_cancelled += [each.request_id for each in first.hello.cancelled]
         self.num_attaches += 1
         self._gateways.add(gateway)
         yield scheduler_pb2.AttachResponse(facts=self.facts, readiness=self._readiness)

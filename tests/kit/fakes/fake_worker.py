@@ -122,6 +122,8 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         self._awake = asyncio.Event()
         self._awake.set()
         self.devices: list[Device] = []
+        # What executes the latest stream's steps, if the worker is strict.
+        self.model: ModelWorker | None = None
         self.is_draining = False
         self._streams: list[_Stream] = []
         self._reader: asyncio.Task[Any] | None = None
@@ -300,6 +302,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
                 max_loras=self.max_loras,
                 weights=self.weights_version if options.names_weights else "",
             )
+            self.model = model
             return lambda step: self._spoil(step, model.execute(step))
         rows = TokenRows(options.vocab_size, seed_of_payload)
         return lambda step: self._spoil(step, rows.execute(step))

@@ -66,6 +66,8 @@ class TokenClient:
         self.readiness: scheduler_pb2.Readiness | None = None
         # By name, as the scheduler said last; told to it on attaching.
         self.loras: dict[str, scheduler_pb2.LoraAdapter] = {}
+        # The seconds since each request was cancelled, which the scheduler is told on attaching.
+        self.cancelled: dict[str, float] = {}
         self.num_messages = 0
         self.end: BaseException | None = None
         self._by_sequence: dict[int, tuple[Stream, int]] = {}
@@ -84,6 +86,8 @@ class TokenClient:
     async def __aenter__(self) -> TokenClient:
         self.call: Any = self._stub.Attach()
         hello = scheduler_pb2.Hello(gateway_id=self._gateway_id, loras=self.loras.values())
+        for request_id, seconds in self.cancelled.items():
+            hello.cancelled.add(request_id=request_id).age.FromNanoseconds(int(seconds * 1e9))
         await self.call.write(scheduler_pb2.AttachRequest(hello=hello))
         self._reader = asyncio.create_task(self._read())
         return self

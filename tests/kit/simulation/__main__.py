@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tests.kit.simulation.asks import HTTP_CONDUCTS, POOLING_CONDUCTS
 from tests.kit.simulation.clients import CONDUCTS, Report, Strike
 from tests.kit.simulation.faults import FAULTS
+from tests.kit.simulation.health import Judgement
 from tests.kit.simulation.matrix import write_matrix
 from tests.kit.simulation.play import play
 from tests.kit.simulation.scenario import draw_scenario
@@ -65,11 +66,12 @@ def play_for(seconds: float, first_seed: int | str, num_processes: int) -> Itera
 def run(arguments: argparse.Namespace) -> int:
     """Plays fresh seeds, and tells how it goes."""
     begin, seen, failed = time.monotonic(), 0, 0
-    outcomes, strikes = Counter[str](), Counter[Strike]()
+    outcomes, strikes, health = Counter[str](), Counter[Strike](), Counter[tuple[str, Judgement]]()
     for report in play_for(arguments.minutes * 60, arguments.seed, arguments.processes):
         seen += 1
         outcomes += report.outcomes
         strikes += report.strikes
+        health += report.health
         if report.violations:
             failed += 1
             print(f"\rseed {report.seed}: {'; '.join(report.violations[:3])}", flush=True)
@@ -79,12 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.monotonic() - begin
     print(f"\r{seen} scenarios in {seconds:.0f} s, {seen / seconds * 3600:,.0f} an hour; {failed} failed")
     if arguments.write:
-        write_matrix(outcomes, strikes, seen, failed)
-    kinds, phases = Counter[str](), Counter[str]()
+        write_matrix(outcomes, strikes, health, seen, failed)
+    kinds, phases, answers = Counter[str](), Counter[str](), Counter[str]()
+    for (_, judgement), number in health.items():
+        answers[judgement] += number
     for strike, number in strikes.items():
         kinds[strike.kind] += number
         phases[strike.phase] += number
-    for title, counts in (("requests", outcomes), ("faults", kinds), ("they met", phases)):
+    for title, counts in (("requests", outcomes), ("faults", kinds), ("they met", phases), ("health", answers)):
         print(f"{title}: {', '.join(f'{number:,} {name}' for name, number in counts.most_common())}")
     return int(failed > 0)
 

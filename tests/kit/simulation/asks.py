@@ -309,8 +309,10 @@ HTTP_CONDUCTS, POOLING_CONDUCTS = ("streams over HTTP", "is cut off over HTTP"),
 FEATURE_SHARE = 0.25
 
 
-def draw_ask(draw: random.Random, number: int, features: Sequence[str], conducts: Sequence[str]) -> Ask:
-    """Draws a request for tokens."""
+def draw_ask(
+    draw: random.Random, number: int, features: Sequence[str], conducts: Sequence[str], conduct_share: float
+) -> Ask:
+    """Draws a request for tokens. `conduct_share`: how probable it is that its client does one of `conducts`."""
     prompt = tuple(draw.randrange(5, VOCAB_SIZE) for _ in range(draw.randint(1, 40)))
     if draw.random() < 0.4:
         prompt = SHARED_PREFIX + prompt
@@ -322,7 +324,7 @@ def draw_ask(draw: random.Random, number: int, features: Sequence[str], conducts
     if ask.beams:
         # Beams have no texts to stop at, and cost most.
         ask = replace(ask, n=min(ask.n, ask.beams.width), max_tokens=min(ask.max_tokens, 12), stop=())
-    conduct = "reads" if draw.random() < 0.6 else draw.choice(conducts)
+    conduct = draw.choice(conducts) if draw.random() < conduct_share else "reads"
     if conduct in HTTP_CONDUCTS and (ask.beams or ask.timeout):
         conduct = "reads"
     return replace(ask, conduct=conduct, num_events=draw.randint(0, 12))

@@ -32,6 +32,12 @@ IDLE, CONNECTING, READY, TRANSIENT_FAILURE, SHUTDOWN = (
     )
 )
 _BACKOFF_FACTOR, _BACKOFF_JITTER = 1.6, 0.2
+# How a proxy resets calls, and how gRPC reports it.
+_CODES = {
+    "Received RST_STREAM with error code 8": grpc.StatusCode.CANCELLED,
+    "Received RST_STREAM with error code 2": grpc.StatusCode.INTERNAL,
+}
+RESETS = tuple(_CODES)
 
 
 class _Connection:
@@ -74,7 +80,7 @@ class _Connection:
     def on_lost(self, reason: str) -> None:
         self._connector.on_disconnected(self, reason)
         for call in list(self._calls.values()):
-            call.fail(grpc.StatusCode.UNAVAILABLE, reason)
+            call.fail(_CODES.get(reason, grpc.StatusCode.UNAVAILABLE), reason)
 
 
 class Connector:

@@ -11,34 +11,45 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from blockyard.client.asynchronous import AsyncClient, AsyncStream
 from blockyard.client.codec import make_chat_spec, make_spec
-from blockyard.client.retry import RetryPolicy
+from blockyard.client.retry import RetryPolicy, is_of_transport
+from blockyard.contract.events import Delta
 from blockyard.errors import TABLE, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from tests.kit.oracles.transcript import Transcript, read
-from tests.kit.simulation.asks import ALLOWED, find_due, vectors_alone
-from tests.kit.simulation.cluster import HTTP_PORT, Process
-from tests.kit.simulation.faults import SPOILS
+from tests.kit.simulation.asks import find_due, vectors_alone
+from tests.kit.simulation.cluster import FELT_SECONDS, HTTP_PORT, Process
+from tests.kit.simulation.faults import PROMPT, SPOILS
 from tests.kit.simulation.http import Call, HttpError, read_events
 from tests.kit.simulation.points import AT_POINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from blockyard.contract.events import Event
     from blockyard.contract.pooling import Embeddings
     from tests.kit.simulation.asks import Ask
     from tests.kit.simulation.cluster import Cluster
+    from tests.kit.simulation.health import Judgement
+
+T = TypeVar("T")
 
 # Longer than any fault, so that a client gives up none of its requests.
 PATIENCE_SECONDS = 10_000.0
 # How long clients that come back stay away; shorter than the resume window of 60 s.
 AWAY_SECONDS = (0.0, 8.0)
+# How soon a request is cancelled: most of them still run then.
+SHORT_AWAY_SECONDS = (0.0, 3.0)
 # A request is given up once its worker was lost three times in a row, or two replicas refused or answered it wrongly.
 NUM_LOSSES, NUM_REFUSALS = 3, 2
 REFUSALS = (*SPOILS, AT_POINTS)
+# What a fault strikes that delays no token on its way, and how long a token is on its way.
+WORKER_ROLES, DELIVERY_SECONDS = ("worker", "worker and worker", "any"), 0.5
+# Errors that say to send the request again.
+PASSING = frozenset({Reason.QUEUE_DEADLINE, Reason.SLEEPING, Reason.NO_READY_WORKER})
 # The same for clients that bring their request along, which gateways may have forgotten.
 LONG_AWAY_SECONDS = (0.0, 150.0)
 NUM_TENANTS = 3
@@ -64,6 +75,7 @@ class Report:
         outcomes: how many requests were answered, cancelled, or failed for which reason.
         strikes: how many faults there were.
         violations: the promises that were not kept, in words.
+        health: how often which role answered rightly or wrongly whether it was ready.
     """
 
     seed: int | str
@@ -75,6 +87,7 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter[str])
     strikes: Counter[Strike] = field(default_factory=Counter[Strike])
     violations: list[str] = field(default_factory=list[str])
+    health: Counter[tuple[str, Judgement]] = field(default_factory=Counter[tuple[str, "Judgement"]])
 
 
 class Client:
@@ -89,6 +102,8 @@ class Client:
         first = number % len(cluster.targets)
         self._targets = [*cluster.targets[first:], *cluster.targets[:first]]
         self._client: AsyncClient | None = None
+        # When the last tokens of each request came.
+        self._progress: dict[int, float] = {}
 
     @property
     def client(self) -> AsyncClient:
@@ -135,20 +150,34 @@ class Client:
         """
         self.report.outcomes[error.reason.value] += 1
         since = self.begin + ask.at
-        # A worker is lost to its scheduler with its process, its connection, or by what it says.
-        is_poison = self._cluster.num_strikes(since) >= NUM_LOSSES
         if error.reason is Reason.POISON_REQUEST:
-            is_deserved = is_poison
+            is_deserved = self._cluster.num_losses(self._find_progress(ask)) >= NUM_LOSSES
         elif error.reason is Reason.BUG:
             is_deserved = self._cluster.num_strikes(since, *REFUSALS) >= NUM_REFUSALS
         elif error.reason is Reason.REQUEST_EXPIRED:
-            # Who left may lose an answer with the scheduler and the gateway that knew it. Failed requests are not kept.
-            was_lost = self._cluster.num_deaths("scheduler", since) > 0 or is_poison or ask.allowed != ALLOWED
+            # Who left may lose an answer with the scheduler and the gateway that knew it. Errors that say to send the
+            # request again are not kept.
+            was_lost = self._cluster.num_deaths("scheduler", since) > 0 or not ask.allowed.isdisjoint(PASSING)
             is_deserved = error.reason in allowed and was_lost
         else:
             is_deserved = error.reason in allowed
         if not is_deserved:
             raise Violation(f"failed with {error!r}") from None
+
+    def _find_progress(self, ask: Ask) -> float:
+        """Returns a time before which a request's last token was computed, so that all its losses are later."""
+        at = self._progress.get(ask.number, self.begin + ask.at)
+        is_prompt = all(
+            strike.kind in PROMPT and strike.role in WORKER_ROLES for strike in self._cluster.felt_strikes(at)
+        )
+        return at - (DELIVERY_SECONDS if is_prompt else FELT_SECONDS)
+
+    async def _noting(self, ask: Ask, stream: AsyncStream) -> AsyncIterator[Event]:
+        """Yields the events of a stream, and notes when tokens come."""
+        async for event in stream:
+            if isinstance(event, Delta):
+                self._progress[ask.number] = self._loop.time()
+            yield event
 
     async def read(
         self,
@@ -160,16 +189,16 @@ class Client:
         """Reads a stream and checks all that comes. Returns whether the answer was whole, and not an allowed error."""
         transcript = transcript or Transcript()
         try:
-            await read(stream, transcript)
+            await read(self._noting(ask, stream), transcript)
         except BlockyardError as error:
-            check_beginning(ask, transcript)
+            check_beginning(ask, sequences_of(transcript))
             self.check_error(ask, error, ask.allowed | more_allowed)
             return False
         self.report.outcomes["answered"] += 1
         self.report.num_resumes += stream.num_resumes
         self.report.num_tokens += transcript.num_tokens
-        check_beginning(ask, transcript)
-        check_whole(ask, {index: (came.token_ids, came.text) for index, came in transcript.sequences.items()})
+        check_beginning(ask, sequences_of(transcript))
+        check_whole(ask, sequences_of(transcript))
         return True
 
     async def generate(self, ask: Ask, client: AsyncClient) -> None:
@@ -180,7 +209,7 @@ class Client:
             ("Chat", inference_pb2.ChatRequest) if ask.is_chat else ("Generate", inference_pb2.GenerateRequest)
         )
         try:
-            answer = await client._call(method, kind(spec=spec), ask.timeout)
+            answer = await _insist(lambda: client._call(method, kind(spec=spec), ask.timeout))
         except BlockyardError as error:
             self.check_error(ask, error, ask.allowed)
             return
@@ -190,7 +219,7 @@ class Client:
     async def embed(self, ask: Ask, client: AsyncClient) -> None:
         """Asks for vectors, and checks them."""
         try:
-            answer: Embeddings = await client.embed(ask.inputs, request_id=ask.request_id)
+            answer: Embeddings = await _insist(lambda: client.embed(ask.inputs, request_id=ask.request_id))
         except BlockyardError as error:
             self.check_error(ask, error, ask.allowed)
             return
@@ -198,14 +227,38 @@ class Client:
         if [struct.pack(f"<{len(each)}f", *each) for each in answer.vectors] != vectors_alone(ask):
             raise Violation("a vector is not as if its input ran alone")
 
+    def is_whole_somewhere(self, ask: Ask) -> bool:
+        """Whether a gateway may have the whole answer already. It finds stop texts before the scheduler hears of it."""
+        wire_id = f"{self.tenant}/{ask.request_id}"
+        gateways = (node.service for name, node in self._cluster.nodes.items() if name.startswith("gateway"))
+        models = (model for gateway in gateways if gateway for model in gateway.generation.served_models)
+        found = (model.live.find(wire_id) for model in models)
+        return bool(ask.stop) or any(state is not None and state.has_ended for state in found)
+
+    def may_be_forgotten(self, ask: Ask, called_at: float, *, was_resumed: bool) -> bool:
+        """Whether a cancel may be forgotten: all who heard of it died, or its reader brought back what nobody had.
+
+        `was_resumed`: whether the reader had to call a gateway again.
+        """
+        if was_resumed:
+            return self._cluster.num_deaths("scheduler", self.begin + ask.at) > 0
+        return self._cluster.num_deaths("scheduler", called_at) > 0 < self._cluster.num_deaths("gateway", called_at)
+
     async def away(self, seconds: tuple[float, float] = AWAY_SECONDS) -> None:
         await asyncio.sleep(self.process.random.uniform(*seconds))
 
 
-def check_beginning(ask: Ask, transcript: Transcript) -> None:
+Sequences = dict[int, tuple["Sequence[int]", str]]
+
+
+def sequences_of(transcript: Transcript) -> Sequences:
+    """Returns the tokens and the text of each sequence that came."""
+    return {index: (came.token_ids, came.text) for index, came in transcript.sequences.items()}
+
+
+def check_beginning(ask: Ask, sequences: Sequences) -> None:
     """Raises Violation unless each sequence has the first tokens that it has alone."""
-    for index, sequence in transcript.sequences.items():
-        came = sequence.token_ids
+    for index, (came, text) in sequences.items():
         due = find_due(ask, index, came)
         if due is None:
             continue
@@ -213,11 +266,11 @@ def check_beginning(ask: Ask, transcript: Transcript) -> None:
             pairs = zip(came, (*due.token_ids, None), strict=False)
             position = next(position for position, (a, b) in enumerate(pairs) if a != b)
             raise Violation(f"sequence {index}: token {position} is {came[position]}, not as if it ran alone")
-        if not due.text.startswith(sequence.text):
-            raise Violation(f"sequence {index}: its text is {sequence.text!r}, and alone {due.text!r}")
+        if not due.text.startswith(text):
+            raise Violation(f"sequence {index}: its text is {text!r}, and alone {due.text!r}")
 
 
-def check_whole(ask: Ask, sequences: dict[int, tuple[Sequence[int], str]]) -> None:
+def check_whole(ask: Ask, sequences: Sequences) -> None:
     """Raises Violation unless each sequence is the one that it is alone."""
     if sorted(sequences) != list(range(ask.n)):
         raise Violation(f"sequences {sorted(sequences)} came of {ask.n}")
@@ -242,8 +295,18 @@ async def read_some(client: Client, ask: Ask, stream: AsyncStream) -> Transcript
         client.check_error(ask, error, ask.allowed)
         return None
     finally:
-        check_beginning(ask, transcript)
+        check_beginning(ask, sequences_of(transcript))
     return transcript
+
+
+async def _insist(call: Callable[[], Awaitable[T]]) -> T:
+    """Calls again as long as a proxy cancels the call. It names its request, which runs once."""
+    while True:
+        try:
+            return await call()
+        except BlockyardError as error:
+            if not (is_of_transport(error) and error.reason is Reason.CLIENT_CANCELLED):
+                raise
 
 
 def cut_off(stream: AsyncStream) -> None:
@@ -320,6 +383,14 @@ async def _asks_once(client: Client, ask: Ask) -> None:
     await _at_two(client, lambda one: client.generate(ask, one))
 
 
+def _may_be_others(ask: Ask) -> frozenset[Reason]:
+    """Returns the error of a reader whose tokens are not those of the answer any more.
+
+    What nobody remembers is generated again, from the tokens of one reader or from none: other weights make others.
+    """
+    return frozenset({Reason.REQUEST_EXPIRED}) if ask.versions else frozenset[Reason]()
+
+
 class _HttpStream:
     """A stream of OpenAI's completions, with what a client keeps of it to read on."""
 
@@ -327,7 +398,7 @@ class _HttpStream:
         self.place = ""
         self.is_over = False
         self.num_events = 0
-        self.sequences = {index: (list[int](), list[str]()) for index in range(ask.n)}
+        self._pieces = {index: (list[int](), list[str]()) for index in range(ask.n)}
         self._headers = {"Content-Type": "application/json", "Idempotency-Key": ask.request_id, **headers}
         self._ask = ask
 
@@ -335,6 +406,10 @@ class _HttpStream:
     def call(self) -> Call:
         headers = self._headers | ({"Last-Event-ID": self.place} if self.place else {})
         return Call("POST", self._ask.http_path, headers, self._ask.http_body)
+
+    @property
+    def sequences(self) -> Sequences:
+        return {index: (token_ids, "".join(texts)) for index, (token_ids, texts) in self._pieces.items()}
 
     def take(self, place: str, data: str) -> None:
         """Takes an event; raises HttpError if it is one."""
@@ -344,7 +419,7 @@ class _HttpStream:
         if "error" in chunk:
             raise HttpError(200, chunk["error"])
         for choice in chunk.get("choices", ()):
-            token_ids, texts = self.sequences[choice["index"]]
+            token_ids, texts = self._pieces[choice["index"]]
             token_ids += choice.get("token_ids") or []
             texts.append(choice["delta"].get("content") or "" if self._ask.is_chat else choice["text"])
         self.place = place or self.place
@@ -366,14 +441,15 @@ async def _streams_over_http(client: Client, ask: Ask, is_cut_off: bool = False)
         except HttpError as error:
             reason = Reason(error.error["reason"])
             if TABLE[reason].http_status != HTTPStatus.SERVICE_UNAVAILABLE:
-                client.check_error(ask, BlockyardError(reason, str(error.error)), ask.allowed)
+                check_beginning(ask, stream.sequences)
+                client.check_error(ask, BlockyardError(reason, str(error.error)), ask.allowed | _may_be_others(ask))
                 return
         except (ConnectionError, TimeoutError):
             client.report.num_resumes += 1
         if stream.is_over:
             break
         await asyncio.sleep(client.process.random.uniform(0.1, 1.0))
-    check_whole(ask, {index: (ids, "".join(texts)) for index, (ids, texts) in stream.sequences.items()})
+    check_whole(ask, stream.sequences)
     client.report.outcomes["streamed over HTTP"] += 1
 
 
@@ -391,18 +467,24 @@ async def _is_two(client: Client, ask: Ask) -> None:
     """Sends the request a second time through another gateway; both read one answer."""
     # Who has no time left cancels the request.
     late = frozenset({Reason.CLIENT_CANCELLED}) if ask.timeout else frozenset[Reason]()
-    await _at_two(client, lambda one: client.read(ask, client.open(ask, one), late))
+    await _at_two(client, lambda one: client.read(ask, client.open(ask, one), late | _may_be_others(ask)))
 
 
 async def _is_cancelled(client: Client, ask: Ask) -> None:
     """Has its request cancelled by another client while it reads."""
-    reading = asyncio.ensure_future(client.read(ask, client.open(ask), frozenset({Reason.CLIENT_CANCELLED})))
-    await client.away()
+    stream = client.open(ask)
+    reading = asyncio.ensure_future(client.read(ask, stream, frozenset({Reason.CLIENT_CANCELLED})))
+    await client.away(SHORT_AWAY_SECONDS)
+    has_begun, called_at = stream._resumption.has_begun, client._loop.time()
+    holds = False
     async with client.make_client(client.other_targets) as other:
         with suppress(BlockyardError):
             if await other.cancel(ask.request_id):
                 client.report.outcomes["cancelled"] += 1
-    await reading
+                holds = has_begun and not reading.done() and not client.is_whole_somewhere(ask)
+    was_read = await reading
+    if was_read and holds and not client.may_be_forgotten(ask, called_at, was_resumed=stream.num_resumes > 0):
+        raise Violation("the cancel of a request was confirmed, and the request went on")
 
 
 CONDUCTS: dict[str, Callable[[Client, Ask], Awaitable[None]]] = {

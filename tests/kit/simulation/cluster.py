@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fastapi import FastAPI
 
@@ -44,15 +45,19 @@ GRPC_PORT, ADMIN_PORT, SCHEDULER_PORT, WORKER_PORT, HTTP_PORT = 50051, 50052, 50
 # 2026 in seconds since 1970: the wall clock's time at the start.
 WALL_SECONDS = 1.78e9
 # Faults may last so long.
-FELT_SECONDS = 15.0
+FELT_SECONDS = 20.0
 # How long a supervisor takes to start a process again.
 RESTART_SECONDS = (0.05, 2.0)
-STEP_SECONDS = (0.01, 0.2)
+STEP_SECONDS, LONG_STEP_SECONDS = (0.01, 0.2), (0.5, 8.0)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a simulated cluster. `ranks`: the workers of each replica; `stages`: those of its pipeline."""
+    """The sizes of a simulated cluster.
+
+    `ranks`: the workers of each replica; `stages`: those of its pipeline; `is_slow`: its steps are as long as
+    those of a large model with long prompts.
+    """
 
     num_gateways: int = 2
     ranks: tuple[int, ...] = (1, 1)
@@ -63,9 +68,11 @@ class Sizes:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 64
     policy: Literal["fcfs", "priority"] = "fcfs"
+    max_waiting_requests: int = 0
     max_loras: int = 0
     task: Task = Task.GENERATE
     has_http: bool = False
+    is_slow: bool = False
 
     @property
     def replicas(self) -> list[list[str]]:
@@ -76,6 +83,14 @@ class Sizes:
     @property
     def workers(self) -> list[str]:
         return [name for names in self.replicas for name in names]
+
+
+class Struck(NamedTuple):
+    """A fault that struck: its kind, and the role of what it struck."""
+
+    at: float
+    kind: str
+    role: str
 
 
 class Process:
@@ -171,7 +186,8 @@ class Cluster:
 
     Attributes:
         deaths: when which node's process ended, killed or by itself.
-        strikes: when there was a fault of which kind.
+        strikes: the faults so far.
+        operations: what operators do.
     """
 
     def __init__(self, loop: SimLoop, sizes: Sizes) -> None:
@@ -183,7 +199,8 @@ class Cluster:
         # The process from which operators call.
         self.operator = Process(self, "operator", 0)
         self.deaths: list[tuple[float, str]] = []
-        self.strikes: list[tuple[float, str]] = []
+        self.strikes: list[Struck] = []
+        self.operations: list[asyncio.Task[None]] = []
         for name in sizes.workers:
             self._add(name, run_worker)
         self._add("scheduler", run_scheduler)
@@ -204,9 +221,24 @@ class Cluster:
         """Counts the ends of processes of a role since a time."""
         return sum(at >= since and name.startswith(role) for at, name in self.deaths)
 
+    def note_strike(self, kind: str, role: str) -> None:
+        self.strikes.append(Struck(self.loop.time(), kind, role))
+
     def num_strikes(self, since: float, *kinds: str) -> int:
         """Counts the faults of some kinds, or of all, since a time, and those that may still be felt then."""
-        return sum(at >= since - FELT_SECONDS and (not kinds or kind in kinds) for at, kind in self.strikes)
+        felt = self.felt_strikes(since)
+        return sum(not kinds or strike.kind in kinds for strike in felt)
+
+    def felt_strikes(self, since: float) -> list[Struck]:
+        """Returns the faults since a time, and those that may still be felt then."""
+        return [strike for strike in self.strikes if strike.at >= since - FELT_SECONDS]
+
+    def num_losses(self, since: float) -> float:
+        """Counts how often the scheduler lost a worker since a time: any number if there was another scheduler then."""
+        scheduler = self.nodes["scheduler"]
+        if scheduler.service is None or self.num_deaths("scheduler", since):
+            return inf
+        return sum(record.at >= since for record in scheduler.service.service.dispatcher.recovery_log.latest)
 
     @property
     def targets(self) -> list[str]:
@@ -227,8 +259,10 @@ async def run_worker(node: Node, process: Process) -> None:
         names_weights=True,
     )
 
+    seconds = LONG_STEP_SECONDS if sizes.is_slow else STEP_SECONDS
+
     def make_device(execute: Any, answer: Any, _: float) -> Any:
-        return SimDevice(execute, answer, partial(process.random.uniform, *STEP_SECONDS))
+        return SimDevice(execute, answer, partial(process.random.uniform, *seconds))
 
     address = f"{node.name}:{WORKER_PORT}"
     node.service = FakeWorker(options, address, process.clock, process.transport, make_device)
@@ -251,6 +285,7 @@ async def run_scheduler(node: Node, process: Process) -> None:
             worker_address=",".join(replicas),
             debug_integrity=True,
             wait_while_asleep=True,
+            max_waiting_requests=sizes.max_waiting_requests,
         ),
         scheduler=replace(
             base.scheduler,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.kit.simulation.channel import RESETS
+from tests.kit.simulation.cluster import GRPC_PORT
 from tests.kit.simulation.operators import OPERATIONS, Operator
 from tests.kit.simulation.points import AT_POINTS
 
@@ -63,9 +65,19 @@ def _flap(cluster: Cluster, fault: Fault) -> None:
 
 
 def _break(cluster: Cluster, fault: Fault) -> None:
-    """Breaks one of the connections that stand, of any two processes."""
-    if connections := cluster.network.connections():
-        cluster.network.break_connection(connections[int(fault.size * len(connections))])
+    """Breaks one of the connections that stand between two machines, or if there is none, between any two."""
+    standing = cluster.network.connections()
+    between = [end for end in standing if {end.node, end.peer.node} == set(fault.targets)]
+    if chosen := between or standing:
+        cluster.network.break_connection(chosen[int(fault.size * len(chosen))])
+
+
+def _reset(cluster: Cluster, fault: Fault) -> None:
+    """A proxy resets the calls of one of the connections between clients and gateways."""
+    public = [end for end in cluster.network.connections() if end.peer.address.endswith(f":{GRPC_PORT}")]
+    if public:
+        reason = RESETS[int(fault.size * 97 % 1 * len(RESETS))]
+        cluster.network.break_connection(public[int(fault.size * len(public))], reason)
 
 
 def _delay(cluster: Cluster, fault: Fault) -> None:
@@ -94,7 +106,8 @@ def _operate(work: Callable[[Operator], Awaitable[None]]) -> Callable[[Cluster, 
     """Returns a fault that is no fault, but what an operator does."""
 
     def operate(cluster: Cluster, fault: Fault) -> None:
-        cluster.loop.spawn(cluster.operator.owner, work(Operator(cluster, fault)), f"operator-{fault.kind}")
+        task = cluster.loop.spawn(cluster.operator.owner, work(Operator(cluster, fault)), f"operator-{fault.kind}")
+        cluster.operations.append(task)
 
     return operate
 
@@ -120,6 +133,8 @@ def _spoil(name: str, value: object) -> Callable[[Cluster, Fault], None]:
     return spoil
 
 
+# The kinds after which tokens come as soon as ever, where they strike workers alone.
+PROMPT = frozenset({"kill", "kill silently", "kill two", "stop", "freeze", "slow", "jump", *SPOILS, *OPERATIONS})
 # The kinds that strike both targets.
 PAIRS = frozenset({"kill two", "part", "flap", "delay"})
 FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
@@ -132,6 +147,7 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
     "isolate": _isolate,
     "flap": _flap,
     "break": _break,
+    "reset": _reset,
     "delay": _delay,
     "stop": _stop,
     "jump": _jump,
@@ -141,5 +157,5 @@ FAULTS: dict[str, Callable[[Cluster, Fault], None]] = {
 }
 # The kinds that strike what they choose themselves.
 OF_NO_TARGET = frozenset(
-    {"break", "at points", "refuse a step", "answer wrong", "lose the group", "skew a rank", *OPERATIONS}
+    {"break", "reset", "at points", "refuse a step", "answer wrong", "lose the group", "skew a rank", *OPERATIONS}
 )

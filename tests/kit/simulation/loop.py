@@ -213,9 +213,14 @@ class SimLoop(Schedule):
         if self._is_closed:
             return
         self._is_closed = True
-        for owner in self._owners:
-            bury(list(owner._tasks.values()), owner._queue)
-            owner._kept.clear()
+        # What `finally` blocks start belongs to this loop, which runs nothing more, and to no other.
+        asyncio._set_running_loop(self)
+        try:
+            for owner in self._owners:
+                bury(list(owner._tasks.values()), owner._queue)
+                owner._kept.clear()
+        finally:
+            asyncio._set_running_loop(None)
         self._timers.clear()
 
     # Tasks and futures.
@@ -231,6 +236,9 @@ class SimLoop(Schedule):
         self._num_futures += 1
         task = SimTask(coro, self._num_futures, loop=self, name=name, context=context, **options)
         owner._tasks[number] = task
+        if self._is_closed:
+            task._log_destroy_pending = False
+            coro.close()
         return task
 
     def get_task_factory(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.kit.processes.system import ROOT
+from tests.kit.simulation.health import Judgement
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -22,7 +23,24 @@ fault or at the start.
 """
 
 
-def write_matrix(outcomes: Counter[str], strikes: Counter[Strike], num_scenarios: int, num_failed: int) -> None:
+HEALTH = """
+## Health
+
+Every half second each gateway and the scheduler were asked whether they were ready, and the simulation compared the \
+answer with the truth: whether the service, the scheduler and the workers of a replica ran and could reach each other. \
+A peer that is frozen or cut off without a word is noticed after some seconds, and what comes back has to be set up. \
+In some scenarios steps take up to eight seconds, as with long prompts. An answer is wrong if it was given for 12 s \
+(ready) or 15 s (not ready) while the opposite was true.
+"""
+
+
+def write_matrix(
+    outcomes: Counter[str],
+    strikes: Counter[Strike],
+    health: Counter[tuple[str, Judgement]],
+    num_scenarios: int,
+    num_failed: int,
+) -> None:
     """Writes the page."""
     requests = ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common())
     lines = [
@@ -37,5 +55,8 @@ def write_matrix(outcomes: Counter[str], strikes: Counter[Strike], num_scenarios
     for kind, role in sorted({(strike.kind, strike.role) for strike in strikes}):
         counts = [sum(n for s, n in strikes.items() if (s.kind, s.role, s.phase) == (kind, role, p)) for p in PHASES]
         lines.append(f"| {kind} | {role} | " + " | ".join(f"{count:,}" for count in counts) + " |")
+    lines += [HEALTH, "| service | " + " | ".join(Judgement) + " |", "|---" * (1 + len(Judgement)) + "|"]
+    for role in sorted({role for role, _ in health}):
+        lines.append(f"| {role} | " + " | ".join(f"{health[role, each]:,}" for each in Judgement) + " |")
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")

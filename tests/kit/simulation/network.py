@@ -321,6 +321,10 @@ class Network:
     def is_blocked(self, source: str, target: str) -> bool:
         return bool(self._blocked) and self._blocked[source, target] > 0
 
+    def is_delayed(self, one: str, other: str) -> bool:
+        """Whether messages between two nodes take longer than usual, one way or both."""
+        return self._delays.get((one, other), 0.0) > 0 or self._delays.get((other, one), 0.0) > 0
+
     def block(self, sources: Iterable[str], targets: Collection[str], both_ways: bool = True) -> Block:
         """Keeps messages of some nodes from others until the returned block is lifted. A node reaches itself always."""
         pairs = {(source, target): None for source in sources for target in targets if source != target}
@@ -343,11 +347,11 @@ class Network:
             self.loop.call_later(seconds, block.lift)
             self.loop.call_later(2 * seconds, self.flap, sources, targets, seconds, times - 1)
 
-    def break_connection(self, end: End) -> None:
+    def break_connection(self, end: End, reason: str = "Connection reset by peer") -> None:
         """Loses a connection. Each end notices at a time of its own."""
         self.loop.note(f"break {end.address} to {end.peer.address}")
         for side in (end, end.peer):
-            side._cut("Connection reset by peer", self.random.uniform(*NOTICE_SECONDS))
+            side._cut(reason, self.random.uniform(*NOTICE_SECONDS))
 
     def kill(self, owner: Owner, silently: bool = False) -> None:
         """Kills a process, with its connections and listeners. `silently`: nobody is told, as if its power failed."""

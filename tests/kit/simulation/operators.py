@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.common.v1 import status_pb2
 from blockyard.service.servers import internal_channel
 from tests.kit.simulation.asks import ADAPTERS, LATE_ADAPTER
 from tests.kit.simulation.cluster import SCHEDULER_PORT
@@ -39,23 +40,38 @@ class Operator:
 
     @property
     def replica(self) -> str:
-        return str(int(self._size * len(self._sizes.ranks)))
+        # Workers that are too few for a replica serve nothing.
+        num_replicas = self._sizes.ranks.count(max(self._sizes.ranks))
+        return str(int(self._size * num_replicas))
 
-    async def call(self, method: str, *, is_stream: bool = False, **fields: Any) -> bool:
-        """Calls the scheduler; returns whether it did what it was asked for."""
+    async def ask(self, method: str, *, is_stream: bool = False, **fields: Any) -> Any:
+        """Calls the scheduler; returns its last answer, or None if it did not do what it was asked for."""
         request = getattr(admin_pb2, f"{method}Request")(**fields)
         async with internal_channel(f"scheduler:{SCHEDULER_PORT}", transport=self._transport) as channel:
             stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
             call = getattr(stub, method)(request, timeout=TIMEOUT_SECONDS)
+            answer = None
             try:
-                if is_stream:
-                    async for _ in call:
-                        pass
-                else:
-                    await call
+                if not is_stream:
+                    return await call
+                async for message in call:
+                    answer = message
             except grpc.aio.AioRpcError:
-                return False
-            return True
+                return None
+            return answer
+
+    async def call(self, method: str, **fields: Any) -> bool:
+        """Calls the scheduler; returns whether it did what it was asked for."""
+        return await self.ask(method, **fields) is not None
+
+    async def is_draining(self) -> bool:
+        """Whether the replica still has requests although it is to be drained."""
+        answer = await self.ask("GetStatus")
+        replicas = [] if answer is None else answer.scheduler.replicas
+        return any(
+            str(each.replica_id) == self.replica and each.drain_state == status_pb2.DRAIN_STATE_DRAINING
+            for each in replicas
+        )
 
     async def insist(self, method: str, **fields: Any) -> None:
         """Calls the scheduler until it has done it."""
@@ -64,8 +80,10 @@ class Operator:
 
 
 async def _drain(operator: Operator) -> None:
-    """Drains a replica, and takes it back later."""
+    """Drains a replica, and takes it back some time after it has no requests any more."""
     await operator.call("DrainReplica", replica=operator.replica)
+    while await operator.is_draining():  # noqa: ASYNC110 - nobody tells when it has ended
+        await asyncio.sleep(AGAIN_SECONDS)
     await asyncio.sleep(operator.seconds)
     await operator.insist("UndrainReplica", replica=operator.replica)
 

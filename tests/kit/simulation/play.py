@@ -11,6 +11,8 @@ from tests.kit.simulation.asks import SECONDS
 from tests.kit.simulation.clients import Client, Report, Strike
 from tests.kit.simulation.cluster import Cluster, Process
 from tests.kit.simulation.faults import FAULTS, OF_NO_TARGET, PAIRS
+from tests.kit.simulation.health import Health
+from tests.kit.simulation.leftovers import find_leftovers
 from tests.kit.simulation.loop import SimLoop
 
 if TYPE_CHECKING:
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     from tests.kit.simulation.asks import Ask
     from tests.kit.simulation.scenario import Fault, Scenario
 
-# Every request ends within this time after the last fault.
-LIVE_SECONDS = 600.0
+# Every request ends within this time after the last fault, with long steps within a longer one.
+LIVE_SECONDS, SLOW_LIVE_SECONDS = 250.0, 2000.0
+# How often the number of waiting requests is looked at.
+WATCH_SECONDS = 0.1
 
 
 def _role_of(fault: Fault) -> str:
@@ -36,6 +40,7 @@ class Play:
 
     def __init__(self, scenario: Scenario, loop: SimLoop) -> None:
         self._scenario = scenario
+        self._live_seconds = SLOW_LIVE_SECONDS if scenario.sizes.is_slow else LIVE_SECONDS
         self._loop = loop
         self._cluster = Cluster(loop, scenario.sizes)
         self.points = self._cluster.points
@@ -56,12 +61,21 @@ class Play:
             task = loop.spawn(client.process.owner, client.ask(ask, begin), f"ask-{ask.number}")
             tasks[task] = ask
         last = max((fault.at + fault.seconds for fault in scenario.faults), default=0.0)
-        _, late = await asyncio.wait(tasks, timeout=max(SECONDS, last) + LIVE_SECONDS)
+        health = Health(self._cluster, begin + max(SECONDS, last), self.report.health)
+        health.start()
+        if scenario.sizes.max_waiting_requests:
+            self._watch_backlog()
+        _, late = await asyncio.wait(tasks, timeout=max(SECONDS, last) + self._live_seconds)
         for task in late:
             self.report.violations.append(f"request {tasks[task].number} did not end: {task.get_stack(limit=1)}")
         for task, ask in tasks.items():
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 self.report.violations.append(f"request {ask.number}: {error!r}")
+        if self._cluster.operations:
+            _, late = await asyncio.wait(self._cluster.operations, timeout=self._live_seconds)
+            self.report.violations += [f"{task.get_name()} did not end" for task in late]
+        await health.has_ended.wait()
+        self.report.violations += health.violations[:1]
         for client in clients.values():
             await self._as(client.process, client.close())
         if not self.report.violations:
@@ -69,10 +83,20 @@ class Play:
         for node in self._cluster.nodes.values():
             self._cluster.network.kill(node.process.owner)
 
+    def _watch_backlog(self) -> None:
+        """Checks that no more requests wait than may, until something goes wrong: interrupted requests always wait."""
+        if self._cluster.strikes or self.report.violations:
+            return
+        scheduler, limit = self._cluster.nodes["scheduler"], self._scenario.sizes.max_waiting_requests
+        # Tenants that wait with less than their share of the places may exceed the limit together.
+        if scheduler.service is not None and (waiting := len(scheduler.service.service.backlog)) > 2 * limit:
+            self.report.violations.append(f"{waiting} requests wait, and {limit} may")
+        self._loop.call_later(WATCH_SECONDS, self._watch_backlog)
+
     def _strike(self, fault: Fault) -> None:
         strike = Strike(fault.kind, _role_of(fault), self._phase())
         self.report.strikes[strike] += 1
-        self._cluster.strikes.append((self._loop.time(), fault.kind))
+        self._cluster.note_strike(strike.kind, strike.role)
         self._loop.note(f"fault {strike}")
         FAULTS[fault.kind](self._cluster, fault)
 
@@ -95,31 +119,12 @@ class Play:
 
     async def _check_the_end(self) -> None:
         """Waits until nothing runs, and checks that nothing is held."""
-        scheduler = self._cluster.nodes["scheduler"]
         try:
             async with asyncio.timeout(LIVE_SECONDS):
-                while (left := self._what_is_left(scheduler.service)) != "":  # noqa: ASYNC110
+                while left := find_leftovers(self._cluster):  # noqa: ASYNC110
                     await asyncio.sleep(1.0)
         except TimeoutError:
             self.report.violations.append(f"left at the end: {left}")
-
-    def _what_is_left(self, server: Any) -> str:
-        if server is None:
-            return "the scheduler does not run"
-        service = server.service
-        if held := len(service.backlog) + len(service.requests.live):
-            return f"{held} requests at the scheduler"
-        for number, stats in enumerate(service.stats()):
-            if stats.num_waiting + stats.num_running + stats.num_swapped + stats.num_steps_in_flight:
-                return f"sequences at replica {number}"
-            if stats.num_free_device_blocks != stats.num_device_blocks:
-                return f"{stats.num_device_blocks - stats.num_free_device_blocks} blocks of replica {number}"
-            if stats.num_free_host_blocks != stats.num_host_blocks:
-                return f"host blocks of replica {number}"
-        for name, node in self._cluster.nodes.items():
-            if name.startswith("gateway") and node.service is not None and node.service.generation.num_requests:
-                return f"{node.service.generation.num_requests} requests at {name}"
-        return ""
 
 
 class _Failures(logging.Handler):

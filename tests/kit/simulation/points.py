@@ -33,7 +33,7 @@ class Points:
             return
         loop, owner = self._cluster.loop, self._cluster.loop.current_owner()
         action = self._random.choice(list(faults.Action))
-        self._cluster.strikes.append((loop.time(), AT_POINTS))
+        self._cluster.note_strike(AT_POINTS, "any")
         loop.note(f"{action} at {point} in {owner.name}")
         match action:
             case faults.Action.ERROR:

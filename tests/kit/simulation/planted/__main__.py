@@ -1,6 +1,7 @@
 """Searches the planted mistakes: `python -m tests.kit.simulation.planted [NAME ...] [--seeds N] [--minutes M]`.
 
-Prints a table, and ends with 1 if a mistake was not found. `--write` writes the table to docs/reliability/planted.md.
+Prints a table, and ends with 1 if a mistake was not found. `--write` writes the table to docs/reliability/planted.md;
+rows of mistakes that were not searched stay as they are there.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.kit.processes.system import ROOT
-from tests.kit.simulation.planted.mistakes import Finding, find_planted, plant, search, write_table
+from tests.kit.simulation.planted.mistakes import NOT_FOUND, Finding, find_planted, plant, search, write_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 PAGE = ROOT / "docs" / "reliability" / "planted.md"
 HEAD = """# Planted mistakes
@@ -44,8 +49,19 @@ def main() -> int:
     print(f"{num_found} of {len(findings)} were found")
     if arguments.write:
         PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(HEAD + "\n".join(write_table(findings)) + "\n")
+        PAGE.write_text(HEAD + "\n".join(_merge(findings)) + "\n")
     return int(num_found < len(findings))
+
+
+def _merge(findings: Sequence[Finding]) -> Iterator[str]:
+    """Writes the table, with rows of the page for mistakes that were not searched."""
+    head, rule, *rows = write_table(findings)
+    known = {row.partition("]")[0]: row for row in PAGE.read_text().splitlines() if row.startswith("| [")}
+    known |= {row.partition("]")[0]: row for row in rows}
+    keys = [f"| [{planted.name}" for planted in find_planted()]
+    table = [known[key] for key in keys if key in known]
+    num_found = sum(not row.endswith(f"| {NOT_FOUND} |") for row in table)
+    yield from (f"{num_found} of {len(keys)} were found.", "", head, rule, *table)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 # What a scenario executes, and so what patches may change.
 COPIED = ("blockyard", "gateway", "scheduler_service", "tests/kit")
+# What was noticed of a mistake that was not found.
+NOT_FOUND = "nothing"
 # What it only reads.
 LINKED = ("models",)
 
@@ -111,7 +113,7 @@ def write_table(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         planted, seed = finding.planted, "–" if finding.seed is None else finding.seed
         noticed = " ".join(finding.violation.split()).replace("|", "\\|")
-        noticed = f"`{noticed[:160]}`" if noticed else "nothing"
+        noticed = f"`{noticed[:160]}`" if noticed else NOT_FOUND
         yield (
             f"| [{planted.name}](../../{planted.path.relative_to(ROOT)}) | {planted.sentence} | {seed} "
             f"| {finding.num_seeds} | {finding.seconds:.0f} | {noticed} |"

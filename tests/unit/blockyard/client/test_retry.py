@@ -6,7 +6,7 @@ import pytest
 
 from blockyard.client.retry import Attempts, Deadline, RetryPolicy, may_pass
 from blockyard.client.targets import Targets, call_metadata
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 
 
 def unavailable(hint: float | None = None) -> BlockyardError:
@@ -32,6 +32,13 @@ def test_delays(hint: float | None, num_failures: int, low: float, high: float) 
 def test_only_what_is_unavailable_may_pass(reason: Reason) -> None:
     error = BlockyardError(reason, "", retry_after_seconds=0.0)
     assert may_pass(error) == (reason in ("DRAINING", "NO_READY_WORKER", "GROUP_BROKEN"))
+
+
+def test_a_call_that_a_proxy_resets_may_pass() -> None:
+    """A bug that a service reports may not: it has been answered."""
+    assert may_pass(
+        BlockyardError(Reason.BUG, "Received RST_STREAM with error code 2", metadata=dict(TRANSPORT_ORIGIN))
+    )
 
 
 def num_tries(attempts: Attempts, *, has_begun: bool = False) -> int:

@@ -90,6 +90,22 @@ async def test_a_wrong_position_is_told_and_a_right_one_gets_the_rest(num_tokens
     assert "".join(delta.text for delta in deltas) == TEXT.encode()[num_text_bytes:].decode()
 
 
+async def test_a_client_with_other_tokens_is_not_told_the_rest(core: Core) -> None:
+    """The answer was lost with all that knew it, and another reader brought it back, from fewer tokens."""
+    await core.accepted()
+    core.tokens(10, 20, 21, 22)
+    reader = await core.resume("r", positions={0: Position(3, 0, token_ids=(20, 21, 22))})
+    assert isinstance(await anext(reader), Accepted) and isinstance(await anext(reader), Delta)
+    with pytest.raises(BlockyardError, match="differs from what was sent") as raised:
+        await core.resume("r", positions={0: Position(3, 0, token_ids=(20, 99, 22))})
+    assert raised.value.reason is Reason.REQUEST_EXPIRED
+    ahead = await core.resume("r", positions={0: Position(4, 0, token_ids=(20, 21, 22, 99))})
+    assert isinstance(await anext(ahead), Accepted)
+    core.tokens(10, 23)
+    with pytest.raises(BlockyardError, match="differs from what was sent"):
+        await anext(ahead)
+
+
 async def test_one_reader_that_leaves_does_not_disturb_the_other(core: Core) -> None:
     first = await core.accepted()
     second = await core.start()

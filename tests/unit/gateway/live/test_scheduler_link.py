@@ -115,6 +115,15 @@ async def test_a_broken_stream_is_opened_again_and_ends_nothing() -> None:
             assert not any(event.HasField("recovered") for event in events)
 
 
+async def test_the_next_scheduler_is_told_what_was_cancelled() -> None:
+    async with FakeScheduler() as scheduler, serving(scheduler) as front:
+        await front.service.cancel(["r", "unknown"])
+        assert scheduler.told_cancelled == []
+        await scheduler.break_streams()
+        await scheduler.wait_until(lambda: scheduler.num_attaches == 2)
+        assert scheduler.told_cancelled == ["r", "unknown"]
+
+
 async def test_a_scheduler_that_drains_is_dialled_again() -> None:
     async with FakeScheduler(paused=True) as scheduler, serving(scheduler) as front:
         call = front.stream(spec(max_tokens=9))

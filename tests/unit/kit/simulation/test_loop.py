@@ -575,3 +575,29 @@ def test_another_process_with_another_hash_seed_repeats_a_seed(name: str) -> Non
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
         assert answer.stdout.decode().split() == [outcome.trace_hash, outcome.result]
+
+
+def test_what_a_dead_process_starts_when_it_is_buried_belongs_to_no_other_loop() -> None:
+    async def child() -> None: ...
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(100.0)
+        finally:
+            await asyncio.gather(child(), child())
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        owner = loop.owner("process")
+        loop.spawn(owner, work())
+        await asyncio.sleep(1.0)
+        loop.kill(owner)
+
+    other = asyncio.new_event_loop()
+    asyncio.set_event_loop(other)
+    try:
+        run(main())
+        assert not asyncio.all_tasks(other)
+    finally:
+        asyncio.set_event_loop(None)
+        other.close()

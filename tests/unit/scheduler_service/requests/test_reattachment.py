@@ -111,6 +111,27 @@ async def test_a_cancel_waits_for_its_request(harness: Harness, settings: Settin
     await until_idle(server)
 
 
+async def test_a_scheduler_is_told_what_was_cancelled_before_it(harness: Harness) -> None:
+    """The scheduler that had confirmed the cancels ended before the requests' gateway heard of them."""
+    await harness.worker(step_seconds=0.001)
+    first, client = await harness.scheduler(), await harness.client()
+    early = await client.add("early", [1] * 20, max_tokens=3000)
+    late = await client.add("late", [2] * 20, max_tokens=3000)
+    await client.wait_until(lambda: early.token_ids[0] and late.token_ids[0])
+    await first.stop()
+    server, client = await harness.scheduler(), await harness.client()
+    early = await client.resubmit(early, age_seconds=9.0)
+    newer = await client.add("newer", [3] * 20, max_tokens=300)
+    await client.wait_until(lambda: early.first_sequence_id is not None and newer.first_sequence_id is not None)
+    other = harness.gateway("other")
+    other.cancelled = {"early": 5.0, "late": 5.0, "newer": 5.0}
+    async with other:
+        assert (await refusal(client, early)).reason is Reason.CLIENT_CANCELLED
+        assert (await refusal(client, await client.resubmit(late, age_seconds=9.0))).reason is Reason.CLIENT_CANCELLED
+        assert await client.result(newer) == oracle([3] * 20, 300)
+    await until_idle(server)
+
+
 async def test_a_cancel_holds_against_a_gateway_that_was_away(harness: Harness) -> None:
     await harness.worker(step_seconds=0.001)
     server, other = await harness.scheduler(), await harness.client("other")

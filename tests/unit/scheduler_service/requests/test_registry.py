@@ -143,8 +143,33 @@ async def test_a_cancel_ends_a_request_for_all_who_read_it(harness: Harness) -> 
     for reader, stream in ((client, first), (other, second)):
         assert (await refusal(reader, stream)).reason is Reason.CLIENT_CANCELLED
     assert await other.cancel("r") == []
-    assert (await refusal(other, await other.read_again("r"))).reason is Reason.REQUEST_EXPIRED
+    assert (await refusal(other, await other.read_again("r"))).reason is Reason.CLIENT_CANCELLED
     await until_idle(server)
+
+
+async def test_the_error_of_a_request_is_kept_for_who_comes_back(harness: Harness) -> None:
+    await harness.worker(step_seconds=0.002)
+    server, client, other = await harness.scheduler(), await harness.client(), await harness.client("other")
+    late = await client.add("r", [1] * 20, max_tokens=2000, remaining_time={"nanos": 200_000_000})
+    assert (await refusal(client, late)).reason is Reason.GENERATION_DEADLINE
+    assert (await refusal(other, await other.read_again("r"))).reason is Reason.GENERATION_DEADLINE
+    # A gateway that was away when the request failed brings it back.
+    assert (await refusal(other, await other.resubmit(late))).reason is Reason.GENERATION_DEADLINE
+    # Who sends the request itself again has it computed.
+    assert await client.result(await client.add("r", [1] * 20, max_tokens=9)) == oracle([1] * 20, 9)
+    assert await other.result(await other.read_again("r")) == oracle([1] * 20, 9)
+    await until_idle(server)
+
+
+async def test_an_error_that_says_to_come_again_is_not_kept(harness: Harness, settings: Settings) -> None:
+    await harness.worker(step_seconds=0.002)
+    await harness.scheduler(settings(max_num_seqs=1))
+    client = await harness.client()
+    long = await client.add("long", [1] * 20, max_tokens=2000)
+    await client.wait_until(lambda: long.token_ids[0])
+    late = await client.add("late", [2] * 20, max_queue_time={"nanos": 100_000_000})
+    assert (await refusal(client, late)).reason is Reason.QUEUE_DEADLINE
+    assert (await refusal(client, await client.read_again("late"))).reason is Reason.REQUEST_EXPIRED
 
 
 async def test_a_gateway_that_attaches_again_ends_its_former_stream(harness: Harness) -> None:

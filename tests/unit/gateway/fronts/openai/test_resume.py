@@ -114,7 +114,7 @@ async def test_events_have_ids_that_name_their_places(gateway: Gateway) -> None:
     assert done == (None, "[DONE]")
     assert finished[0] is not None and finished[0].endswith("f")
     texts = "".join(data["choices"][0]["text"] for _, data in deltas)
-    assert deltas[-1][0] == f"0:2:{len(texts.encode())}"
+    assert deltas[-1][0] is not None and deltas[-1][0].startswith(f"0:2:{len(texts.encode())}:")
 
 
 def told(events: list[Event]) -> Any:
@@ -171,6 +171,23 @@ async def test_a_stream_goes_on_behind_any_of_its_events_where_nobody_remembers_
         async with gateway_of(scheduler) as other:
             rest = await other.whole(body, **{"Last-Event-ID": whole[number][0] or ""})
         assert timeless(whole[: number + 1] + rest) == timeless(whole)
+
+
+async def test_a_stream_whose_answer_became_another_ends_with_an_error(
+    scheduler: FakeScheduler, gateway: Gateway
+) -> None:
+    """Nobody remembers it, and what is generated again does not continue what the client has: the weights changed."""
+    whole = await gateway.whole(COMPLETION)
+    place = str(whole[5][0])
+    for known in (f"{place.rpartition(':')[0]}:01234567", "0:12:9999:01234567"):
+        scheduler.forget()
+        async with gateway_of(scheduler) as other:
+            rest = await other.whole(COMPLETION, **{"Last-Event-ID": known})
+            assert [data["error"]["reason"] for _, data in rest] == ["REQUEST_EXPIRED"]
+            # Once it has ended, the same is known before the stream begins.
+            await other.whole(COMPLETION)
+            with pytest.raises(AssertionError, match="REQUEST_EXPIRED"):
+                await other.whole(COMPLETION, **{"Last-Event-ID": "0:12:9999:01234567"})
 
 
 def timeless(events: list[Event]) -> Any:
