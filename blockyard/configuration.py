@@ -12,6 +12,7 @@ from blockyard.contract.models import TASKS
 from blockyard.contract.parallel import ParallelSizes
 from blockyard.lora.settings import LoraSettings
 from blockyard.settings import option
+from blockyard.speculation import SpeculationSettings
 from blockyard.switching.settings import SwitchingSettings
 
 Positive = Annotated[int, Field(ge=1)]
@@ -386,6 +387,7 @@ class SystemConfiguration:
     device: DeviceSettings = DeviceSettings()
     cache: CacheSettings = CacheSettings()
     lora: LoraSettings = LoraSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     gateway_process: GatewayProcessSettings = GatewayProcessSettings()
     scheduler_process: SchedulerProcessSettings = SchedulerProcessSettings()

@@ -206,6 +206,7 @@ def _profile_request(configuration: SystemConfiguration, num_sharing: int) -> Pr
         swap_space_bytes=int(device.swap_space_gib * 2**30),
         max_num_batched_tokens=step.max_num_batched_tokens,
         max_num_seqs=step.max_num_seqs,
+        max_draft_rows=configuration.speculation.find_limits(configuration.parallel).max_draft_rows,
     )
 
 

@@ -113,6 +113,8 @@ class CoreConfig:
       others began is the next.
     - `whole_prompts`: a prompt is computed in one step or not at all, and is not cached.
     - `kv_windows`: for each KV group the number of keys that a query sees; 0: all, which `whole_prompts` needs.
+    - `max_draft_tokens`, `max_draft_rows`: most tokens that the worker drafts for one sequence and in a whole step; 0:
+      none, and always with virtual engines.
     - `debug_integrity`: check all state after each operation.
 
     Raises ValueError.
@@ -141,12 +143,14 @@ class CoreConfig:
     weights_version: str = ""
     whole_prompts: bool = False
     kv_windows: tuple[int, ...] = (0,)
+    max_draft_tokens: int = 0
+    max_draft_rows: int = 0
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
         wrong = [name for name in (*positive, "num_virtual_engines") if getattr(self, name) < 1]
         not_negative = ("num_host_blocks", "max_prefill_chunk", "target_step_seconds", "aging_seconds")
-        not_negative += ("max_loras", "lora_patience_seconds")
+        not_negative += ("max_loras", "lora_patience_seconds", "max_draft_tokens", "max_draft_rows")
         wrong += [name for name in not_negative if not getattr(self, name) >= 0]
         if self.num_device_blocks < 2:
             wrong.append("num_device_blocks")

@@ -44,6 +44,7 @@ def plan_cache(
         max_model_len=max_model_len,
         max_num_batched_tokens=step.max_num_batched_tokens,
         max_num_seqs=step.max_num_seqs,
+        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
     )
 
 
@@ -78,4 +79,5 @@ def plan_as(configuration: SchedulerConfiguration, cache: CacheInfo, available: 
         max_model_len=cache.max_model_len,
         max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
         max_num_seqs=configuration.scheduler.max_num_seqs,
+        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
     )

@@ -177,7 +177,13 @@ class Engine:
         self.loras.look()
         scheduler = self._prepare(facts, cache)
         self.breaker.begin_epoch(self.replica.incarnations)
-        limits = AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows)
+        limits = AnswerLimits(
+            facts.vocab_size,
+            facts.max_model_len,
+            scheduler.config.max_rows,
+            scheduler.config.max_draft_tokens,
+            scheduler.config.max_draft_rows,
+        )
         steps = self.replica.open_steps(limits, lambda: self.step_loop.in_flight.timeout_seconds)
         self.facts = facts
         self._set_readiness(Readiness(True))
@@ -326,4 +332,5 @@ def make_core_config(
         weights_version=weights_version,
         whole_prompts=whole_prompts,
         kv_windows=cache.kv_windows,
+        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
     )

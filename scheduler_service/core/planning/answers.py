@@ -38,15 +38,14 @@ class Answers:
         # Before the tokens, since a token may end the request that the prompt belongs to.
         for sequence_id, piece in result.prompt_logprobs:
             self._take_prompt_logprobs(step, sequence_id, piece, updates)
-        # A sequence that has ended by now gets no token, and so no log probabilities.
-        live = [one for one in sampled if one.status is not SequenceStatus.FINISHED] if result.logprobs else []
+        lengths = [len(sequence.token_ids) for sequence in sampled] if result.logprobs else []
         self._take_tokens(sampled, result.token_ids, updates)
         if step.pooled:
             self._take_pooled(step.pooled, dict(result.pooled), updates)
         if step.beams:
             self._take_candidates(step.beams, result.beam_candidates or {}, updates)
         if result.logprobs:
-            self._take_logprobs(live, result.logprobs, updates)
+            self._take_logprobs(sampled, lengths, result.logprobs, updates)
         if result.failures:
             self._fail_sequences(step, dict(result.failures), updates)
         return updates
@@ -102,11 +101,20 @@ class Answers:
         self._totals.num_completion_tokens += num_taken
 
     def _take_logprobs(
-        self, sampled: list[Sequence], logprobs: Mapping[int, Any], updates: dict[str, OwnerUpdate]
+        self,
+        sampled: list[Sequence],
+        lengths: list[int],
+        logprobs: tuple[tuple[int, Any], ...],
+        updates: dict[str, OwnerUpdate],
     ) -> None:
-        for sequence in sampled:
-            candidates = logprobs.get(sequence.sequence_id)
-            if candidates is not None:
+        """Takes the log probabilities of the tokens that were taken; `lengths`: of the sequences before."""
+        by_sequence: dict[int, list[Any]] = {}
+        for sequence_id, candidates in logprobs:
+            by_sequence.setdefault(sequence_id, []).append(candidates)
+        for sequence, length in zip(sampled, lengths, strict=True):
+            # A sequence that has ended got no token, or only the first ones.
+            num_taken = len(sequence.token_ids) - length
+            for candidates in by_sequence.get(sequence.sequence_id, ())[:num_taken]:
                 sequence.logprobs.append(candidates)
                 updates[sequence.owner].logprobs.append((sequence.sequence_id, candidates))
 
