@@ -60,6 +60,7 @@ def _start_anew(sequence: Sequence) -> None:
     sequence.is_prefilling = True
     sequence.is_known = False
     sequence.num_scheduled = sequence.num_computed = 0
+    sequence.num_in_flight = sequence.num_ahead = 0
     sequence.last_step_id = 0
     sequence.block_ids = []
     sequence.host_blocks = {}

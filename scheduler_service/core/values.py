@@ -189,7 +189,8 @@ class SchedulerStats:
 
     `num_waiting_tokens`: known tokens of waiting sequences. `num_swaps_total`: preemptions by swapping.
     `num_queried_tokens_total`: prompt tokens that were looked up in the prefix cache. `num_given_back_blocks_total`:
-    blocks that fell behind windows.
+    blocks that fell behind windows. `num_draft_tokens_total`: tokens that the worker drafted;
+    `num_accepted_tokens_total`: those that were right.
     """
 
     num_waiting: int
@@ -214,3 +215,5 @@ class SchedulerStats:
     num_swaps_total: int = 0
     num_queried_tokens_total: int = 0
     num_given_back_blocks_total: int = 0
+    num_draft_tokens_total: int = 0
+    num_accepted_tokens_total: int = 0
