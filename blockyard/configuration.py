@@ -26,8 +26,7 @@ _ORIGIN = re.compile(r"\*|https?://[^\s/?#,@]+")
 
 def _check_origins(text: str) -> str:
     """Refuses an origin that no browser sends, such as an address with a path."""
-    wrong = [origin.strip() for origin in text.split(",") if text and not _ORIGIN.fullmatch(origin.strip())]
-    if wrong:
+    if wrong := [origin.strip() for origin in text.split(",") if text and not _ORIGIN.fullmatch(origin.strip())]:
         values = ", ".join(map(repr, wrong))
         raise ValueError(f"{values} is no origin: give a scheme and a host, and a port if needed: https://example.org")
     return text
