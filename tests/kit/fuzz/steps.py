@@ -22,7 +22,8 @@ from scheduler_service.replicas.worker_link import StepCall, StepStream
 from tests.kit.fuzz.mutations import mutate
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service import codec as worker_codec
-from worker_service.batch.input_batch import BatchLimits, InputBatch
+from worker_service.batch.input_batch import InputBatch
+from worker_service.batch.limits import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.models.loader import load_model
 from worker_service.runner.model_runner import ModelRunner
