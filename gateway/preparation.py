@@ -171,6 +171,9 @@ class Preparation:
             known.max_num_seqs,
             self._served,
         )
+        if request.prediction:
+            predicted = await self._encoding.prediction_of(request, tokenizer, limits)
+            request = replace(request, sampling=replace(request.sampling, predicted_token_ids=tuple(predicted)))
         if self._clamps_max_tokens and token_ids is not None:
             request = _with_clamped_length(request, len(token_ids), known.max_model_len)
         found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)
