@@ -176,6 +176,7 @@ class Engine:
         facts, cache = set_up
         self.loras.look()
         scheduler = self._prepare(facts, cache)
+        scheduler.seed_pace(cache.decode_rows, cache.decode_seconds)
         self.breaker.begin_epoch(self.replica.incarnations)
         limits = AnswerLimits(
             facts.vocab_size,
@@ -333,4 +334,5 @@ def make_core_config(
         whole_prompts=whole_prompts,
         kv_windows=cache.kv_windows,
         **configuration.speculation.find_limits(configuration.parallel)._asdict(),
+        prices_drafts=configuration.speculation.speculation == "auto",
     )

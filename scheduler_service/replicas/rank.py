@@ -65,10 +65,11 @@ def configuration_digest(configuration: SchedulerConfiguration, parallel: Parall
         (configuration.load.load_format, configuration.load.task),
         (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
         (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
-        configuration.speculation.find_limits(parallel),
         (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank),
         astuple(lora_limits(configuration.lora)),
     ]
+    if any(drafts := configuration.speculation.find_limits(parallel)):
+        settings.append(drafts)
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 

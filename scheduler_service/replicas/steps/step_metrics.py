@@ -115,6 +115,7 @@ class StepLog:
             new=len(output.new_sequences),
             recomputed=num_recomputed,
             prefix_hits=sum(1 for sequence in output.new_sequences if sequence.num_computed_tokens),
+            drafts=sum(output.max_draft_tokens),
             prefill_pieces=sum(1 for count in output.num_new_tokens if count > 1),
             forks=len(output.forks),
             appended_blocks=len(output.appended_block_ids),

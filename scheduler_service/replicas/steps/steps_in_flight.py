@@ -164,7 +164,8 @@ class StepsInFlight:
     def on_sent(self, output: SchedulerOutput) -> None:
         if not self._sent:
             self._busy_since = self._clock()
-        num_tokens = sum(output.num_new_tokens)
+        # Each draft that is allowed may be computed.
+        num_tokens = sum(output.num_new_tokens) + sum(output.max_draft_tokens)
         self._sent.append(_Sent(output, num_tokens, self._deadline.find_seconds(num_tokens)))
 
     def on_answered(self) -> AnsweredStep:
