@@ -67,6 +67,7 @@ DRAFTING = replace(
     flags=(*EVERYTHING.flags, "--speculation", "ngram", "--max-draft-tokens", "5"),
     happens=(*EVERYTHING.happens, "num_accepted_tokens"),
     predicts=True,
+    tensor_parallel_size=2,
 )
 WAYS = {
     "batched": Way(happens=("num_cached_tokens",)),
@@ -79,8 +80,7 @@ WAYS = {
     "everything on 2 ranks": replace(EVERYTHING, tensor_parallel_size=2),
     "everything on 4 ranks": replace(EVERYTHING, tensor_parallel_size=4),
     "drafting": Way(("--speculation", "auto"), ("num_accepted_tokens",), predicts=True),
-    "everything and drafting": DRAFTING,
-    "everything and drafting on 2 ranks": replace(DRAFTING, tensor_parallel_size=2),
+    "everything and drafting on 2 ranks": DRAFTING,
     "everything in 2 stages": replace(EVERYTHING, pipeline_parallel_size=2),
     "everything in 2 stages of 2 ranks": replace(EVERYTHING, tensor_parallel_size=2, pipeline_parallel_size=2),
 }
