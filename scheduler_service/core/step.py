@@ -63,11 +63,11 @@ class StepInFlight:
         return sampled
 
     def _match_runs(self, sampled: list[Sequence], result: StepResult) -> None:
-        """Checks the numbers of tokens: one for the sequence and one for each draft, or none if it may have drafted."""
-        counts = result.num_tokens
+        """Checks the numbers of tokens: one of each sequence; if it may draft, none, or one more for each draft."""
+        counts, drafts = result.num_tokens, self.drafts
         is_whole = len(counts) == len(sampled) and sum(counts) == len(result.token_ids)
-        drafts = [self.drafts.get(sequence, 0) for sequence in sampled]
-        if not (is_whole and all((not most) <= count <= 1 + most for most, count in zip(drafts, counts, strict=True))):
+        others = [pair for pair in zip(sampled, counts, strict=False) if pair[1] != 1]
+        if not is_whole or any(sequence not in drafts or count > 1 + drafts[sequence] for sequence, count in others):
             raise StepMismatch(f"step {self.step_id} sampled other numbers of tokens than it allowed")
 
     def _match_pooled(self, result: StepResult) -> None:

@@ -40,7 +40,7 @@ class Answers:
         for sequence_id, piece in result.prompt_logprobs:
             self._take_prompt_logprobs(step, sequence_id, piece, updates)
         lengths = [(sequence, len(sequence.token_ids)) for sequence in sampled] if result.logprobs else []
-        if result.num_tokens:
+        if result.num_tokens.count(1) < len(result.num_tokens):
             runs = zip(sampled, result.num_tokens, strict=True)
             sampled = [sequence for sequence, num_tokens in runs for _ in range(num_tokens)]
         self._take_tokens(sampled, result.token_ids, updates)

@@ -163,34 +163,37 @@ class Planner:
 
         All get equal parts, and in each step another one is the first. A suspect drafts nothing.
         """
-        config, num_decodes = self._config, step.num_decodes
-        num_left = min(config.max_draft_rows, step.num_tokens_left) if num_decodes else 0
+        config, drafts = self._config, step.drafts
+        num_places = step.num_decodes
+        num_left = min(config.max_draft_rows, step.num_tokens_left) if num_places else 0
+        prices: tuple[int, ...] = ()
         if config.prices_drafts:
-            step.draft_prices = self.pace.find_prices(num_decodes)
-            num_left = min(num_left, len(step.draft_prices))
-        num_spare = max(self._blocks.num_watermark, len(self._queues.running) * self._blocks.num_groups)
-        first = step.step_id % num_decodes if num_decodes else 0
-        for place in chain(range(first, num_decodes), range(first)):
-            if not num_left:
-                break
-            num_places = num_decodes - (place - first) % num_decodes
-            sequence = step.rows[place]
-            most = sequence.max_length - 1 - sequence.num_scheduled
-            if most <= 0 or sequence.group.beams or sequence.group in self.suspects.num_outputs:
-                continue
-            most = min(most, config.max_draft_tokens, -(-num_left // num_places))
-            num_drafts = self._blocks.extend(sequence, most, num_spare, step)
-            if num_drafts:
-                sequence.allow_drafts(num_drafts)
-                step.drafts[sequence] = num_drafts
-                num_left -= num_drafts
-        if step.drafts:
+            prices = self.pace.find_prices(num_places)
+            num_left = min(num_left, len(prices))
+        if num_left:
+            num_spare = max(self._blocks.num_watermark, len(self._queues.running) * self._blocks.num_groups)
+            first = step.step_id % num_places
+            for place in chain(range(first, num_places), range(first)):
+                if not num_left:
+                    break
+                share = -(-num_left // num_places)
+                num_places -= 1
+                sequence = step.rows[place]
+                most = min(sequence.max_length - 1 - sequence.num_scheduled, config.max_draft_tokens, share)
+                if most <= 0 or sequence.group.beams or sequence.group in self.suspects.num_outputs:
+                    continue
+                if sequence.num_scheduled + most > sequence.grow_at:
+                    most = self._blocks.extend(sequence, most, num_spare, step)
+                if most:
+                    sequence.allow_drafts(most)
+                    drafts[sequence] = most
+                    num_left -= most
+        if drafts:
+            step.draft_prices = prices
             self._last_draft_step_id = step.step_id
-        else:
-            step.draft_prices = ()
         if self._last_draft_step_id >= self._oldest_in_flight:
             for sequence in step.sampled:
-                if sequence.num_in_flight and sequence not in step.drafts:
+                if sequence.num_in_flight and sequence not in drafts:
                     sequence.count_on(1)
 
     def _schedule_share(self, step: StepBuilder, num_shares: int) -> None:

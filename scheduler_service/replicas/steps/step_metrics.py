@@ -58,7 +58,7 @@ class StepMeter:
         """Notes a step that was answered, and how long it took to process the answer."""
         metrics = self._metrics
         metrics.num_sequences.observe(step.num_sequences)
-        metrics.num_tokens.observe(step.num_tokens)
+        metrics.num_tokens.observe(step.num_tokens + result.num_draft_tokens)
         metrics.wait.observe(step.wait_seconds)
         metrics.execute.observe(result.forward_seconds + result.cache_seconds)
         metrics.update.observe(update_seconds)
