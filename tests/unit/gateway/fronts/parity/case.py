@@ -17,7 +17,6 @@ VOCAB_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS = 4096, 1024, 24
 SEED = 5
 # What the fake scheduler answers to that seed.
 TOKEN_IDS = [5 + (SEED + 104729 * (position + 1)) % 4000 for position in range(6)]
-NOT_AS_IDS = "the OpenAI API predicts a text, not token ids; it is taken without effect so far"
 NOT_IN_OPENAI = "the OpenAI API has no such parameter; vLLM has none either"
 NO_CHOICE_OF_SEVERAL = "over gRPC there is no tool_choice of several tools"
 CALL = {"id": "call-1", "name": "look_up", "arguments": '{"word": "yard"}'}
