@@ -1,5 +1,7 @@
 """What `schedule()` and `update()` cost at 256 running sequences in steady decode, with 0 and 10,000 waiting.
 
+Also where the worker drafts in every step, and where it may but no draft can pay.
+
     python benchmarks/schedule_cost.py [--write]
 
 Prints the median and the 99th percentile in microseconds of CPU time, which other programs do not disturb much. The
@@ -37,11 +39,20 @@ def make_request(number: int) -> GroupSpec:
 
 
 def answer(step: SchedulerOutput) -> StepResult:
-    """What a worker would say: every row of these steps is sampled."""
-    return StepResult(step.step_id, step.sequence_ids, tuple(range(100, 100 + len(step.sequence_ids))))
+    """What a worker would say: every row of these steps is sampled, and a third of the drafts are right."""
+    counts = tuple([1 + most // 3 for most in step.max_draft_tokens])
+    num_tokens, num_drafts = sum(counts) or len(step.sequence_ids), sum(step.max_draft_tokens)
+    return StepResult(
+        step.step_id,
+        step.sequence_ids,
+        tuple(range(100, 100 + num_tokens)),
+        num_tokens=counts,
+        num_draft_tokens=num_drafts,
+        num_accepted_tokens=num_tokens - len(step.sequence_ids),
+    )
 
 
-def start(num_waiting: int) -> tuple[Scheduler, deque[SchedulerOutput]]:
+def start(num_waiting: int, speculation: str) -> tuple[Scheduler, deque[SchedulerOutput]]:
     """A scheduler with all rows in decode, and one step in flight."""
     config = CoreConfig(
         block_size=BLOCK_SIZE,
@@ -50,8 +61,13 @@ def start(num_waiting: int) -> tuple[Scheduler, deque[SchedulerOutput]]:
         max_model_len=8192,
         max_num_seqs=NUM_RUNNING,
         max_num_batched_tokens=NUM_RUNNING * (PROMPT_LENGTH + BLOCK_SIZE),
+        max_draft_tokens=0 if speculation == "none" else 11,
+        max_draft_rows=32,
+        prices_drafts=speculation == "auto",
     )
     scheduler = Scheduler(config)
+    # Each row takes as long as the first one, so no draft can pay.
+    scheduler.seed_pace((1, 2), (1.0, 2.0))
     for number in range(NUM_RUNNING + num_waiting):
         spec = make_request(number)
         scheduler.adopt([Group(spec, number + 1, config.fit(spec), 0.0)])
@@ -61,9 +77,9 @@ def start(num_waiting: int) -> tuple[Scheduler, deque[SchedulerOutput]]:
     return scheduler, deque([step])
 
 
-def measure(num_waiting: int) -> dict[str, float]:
+def measure(num_waiting: int, speculation: str = "none") -> dict[str, float | str]:
     """Microseconds: median and 99th percentile of both calls."""
-    scheduler, in_flight = start(num_waiting)
+    scheduler, in_flight = start(num_waiting, speculation)
     schedule_seconds: list[float] = []
     update_seconds: list[float] = []
     for _ in range(NUM_WARM_UP + NUM_STEPS):
@@ -79,6 +95,7 @@ def measure(num_waiting: int) -> dict[str, float]:
         schedule_seconds.append(middle - begin)
     return {
         "num_waiting": num_waiting,
+        "speculation": speculation,
         **summarize("schedule", schedule_seconds[NUM_WARM_UP:]),
         **summarize("update", update_seconds[NUM_WARM_UP:]),
     }
@@ -98,9 +115,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/schedule_cost.json")
     options = parser.parse_args()
     gc.freeze()  # as the scheduler's process does after its start
-    results = [measure(num_waiting) for num_waiting in (0, 10_000)]
+    results = [measure(0), measure(10_000), measure(0, "auto"), measure(0, "ngram")]
     for result in results:
-        print("  ".join(f"{name} {value:g}" for name, value in result.items()))
+        print("  ".join(f"{name} {value}" for name, value in result.items()))
     if options.write:
         record.append("schedule_cost", results)
 

@@ -12,6 +12,7 @@ from blockyard.contract.models import TASKS
 from blockyard.contract.parallel import ParallelSizes
 from blockyard.lora.settings import LoraSettings
 from blockyard.settings import option
+from blockyard.speculation import SpeculationSettings
 from blockyard.switching.settings import SwitchingSettings
 
 Positive = Annotated[int, Field(ge=1)]
@@ -25,8 +26,7 @@ _ORIGIN = re.compile(r"\*|https?://[^\s/?#,@]+")
 
 def _check_origins(text: str) -> str:
     """Refuses an origin that no browser sends, such as an address with a path."""
-    wrong = [origin.strip() for origin in text.split(",") if text and not _ORIGIN.fullmatch(origin.strip())]
-    if wrong:
+    if wrong := [origin.strip() for origin in text.split(",") if text and not _ORIGIN.fullmatch(origin.strip())]:
         values = ", ".join(map(repr, wrong))
         raise ValueError(f"{values} is no origin: give a scheme and a host, and a port if needed: https://example.org")
     return text
@@ -386,6 +386,7 @@ class SystemConfiguration:
     device: DeviceSettings = DeviceSettings()
     cache: CacheSettings = CacheSettings()
     lora: LoraSettings = LoraSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     gateway_process: GatewayProcessSettings = GatewayProcessSettings()
     scheduler_process: SchedulerProcessSettings = SchedulerProcessSettings()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,9 +11,12 @@ from blockyard_kernels.launching import upload
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from blockyard_kernels.ops import BlockPairs
+
+    Integers = npt.NDArray[np.integer[Any]]
 
 
 def swap_blocks(
@@ -41,6 +44,11 @@ def copy_blocks(pool: Tensor, pairs: BlockPairs) -> None:
         return
     columns = upload(np.array(pairs, np.int64), pool.device)
     pool.index_copy_(0, columns[:, 1], pool.index_select(0, columns[:, 0]))
+
+
+def clear_slots(pool: Tensor, block_ids: Integers, slots: Integers) -> None:
+    """See `blockyard_kernels.ops.Backend.clear_slots`."""
+    pool[upload(block_ids, pool.device), :, :, :, upload(slots, pool.device)] = 0
 
 
 def _check_ids(block_ids: Iterable[int], pool: Tensor, role: str) -> None:

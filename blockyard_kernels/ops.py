@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from blockyard_kernels.arena import Arena
     from blockyard_kernels.capture import CapturedStep, CaptureSizes
     from blockyard_kernels.collectives import Ranks
+    from blockyard_kernels.drafting import DraftingOps
     from blockyard_kernels.launching import Launcher
     from blockyard_kernels.lora import LoraOps, LoraRows, VirtualRows
     from blockyard_kernels.mixture.ops import MixtureOps
@@ -97,6 +98,11 @@ class Backend(Protocol):
     @property
     def sampling(self) -> SamplingOps:
         """The ops of sampling."""
+        ...
+
+    @property
+    def drafting(self) -> DraftingOps:
+        """The ops of drafting."""
         ...
 
     @property
@@ -330,6 +336,11 @@ class Backend(Protocol):
         Raises:
             ValueError: an id is outside its pool, or the layouts of the pools differ.
         """
+
+    def clear_slots(
+        self, pool: Tensor, block_ids: npt.NDArray[np.integer[Any]], slots: npt.NDArray[np.integer[Any]]
+    ) -> None:
+        """Writes zeros to slots of blocks, in all layers. Both columns have the same length."""
 
     def copy_blocks(self, pool: Tensor, pairs: BlockPairs) -> None:
         """Copies whole blocks within a pool, bit for bit, as if all at once: every source is read before any write.

@@ -171,6 +171,8 @@ class Preparation:
             known.max_num_seqs,
             self._served,
         )
+        if request.prediction:
+            request = await self._with_predicted_ids(request, tokenizer, limits)
         if self._clamps_max_tokens and token_ids is not None:
             request = _with_clamped_length(request, len(token_ids), known.max_model_len)
         found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)
@@ -194,6 +196,12 @@ class Preparation:
             cache_salt=derive_cache_salt("" if self._shares_prefixes else request.tenant, request.cache_salt),
         )
         return Prepared(request, state_codec.with_state(submission, request))
+
+    async def _with_predicted_ids(
+        self, request: GenerationRequest, tokenizer: Tokenizer, limits: ModelLimits
+    ) -> GenerationRequest:
+        predicted = await self._encoding.prediction_of(request, tokenizer, limits)
+        return replace(request, sampling=replace(request.sampling, predicted_token_ids=tuple(predicted)))
 
     async def _grammar_of(
         self, request: GenerationRequest, token_ids: Sequence[int], tokenizer: Tokenizer

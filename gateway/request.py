@@ -35,6 +35,7 @@ class GenerationRequest(GenerationSpec):
         front_state: bytes from which the front can write the answer again, also at another gateway; the core does not
             read them.
         warnings: sentences about parts of the request that are not served as requested; filled in by the core.
+        prediction: a text that the answer may repeat in part; the core makes `predicted_token_ids` of it.
         parsing: how to split the answer into text, reasoning and tool calls; None: the answer is plain text. Filled in
             by the core for conversations that ask for parsing.
     """
@@ -43,6 +44,7 @@ class GenerationRequest(GenerationSpec):
     remaining_seconds: float | None = None
     front_state: bytes = b""
     warnings: tuple[str, ...] = ()
+    prediction: str = ""
     parsing: ParsingRule | None = None
 
     @property

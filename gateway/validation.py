@@ -145,6 +145,7 @@ def find_violations(
         *_logit_bias(request, limits),
         *_bad_words(request, limits),
         *_allowed_token_ids(request, bad_word_ids, limits),
+        *_predicted_token_ids(request, limits),
         *_stop(request, limits),
         *_length(request, len(prompt_token_ids or ()), limits),
         *_thinking(request),
@@ -244,6 +245,13 @@ def _allowed_token_ids(
     bad = {sequence for sequence in (*request.sampling.bad_token_sequences, *bad_word_ids) if len(sequence) == 1}
     if allowed and all((token_id,) in bad for token_id in allowed):
         yield Violation("sampling.allowed_token_ids", "must allow a token that bad_words does not forbid")
+
+
+def _predicted_token_ids(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
+    field, predicted = "sampling.predicted_token_ids", request.sampling.predicted_token_ids
+    if len(predicted) > limits.max_model_len:
+        yield Violation(field, f"must have at most {limits.max_model_len} ids, not {len(predicted)}")
+    yield from find_foreign_ids(field, predicted, limits.vocab_size)
 
 
 def _thinking(request: GenerationRequest) -> Iterator[Violation]:

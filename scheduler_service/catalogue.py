@@ -48,6 +48,14 @@ GENERATED_TOKENS = counter(
     "Tokens that were sampled and taken, each once, also behind a stop string, where nobody is sent them.",
     "replica",
 )
+DRAFT_TOKENS = counter(
+    "blockyard_draft_tokens_total", "Tokens that were drafted: guessed, and computed beside the known ones.", "replica"
+)
+ACCEPTED_TOKENS = counter(
+    "blockyard_accepted_tokens_total",
+    "Drafts that were right. Each saved a step of its sequence; they count among the generated tokens, too.",
+    "replica",
+)
 PREEMPTIONS = counter(
     "blockyard_preemptions_total",
     "Preemptions, by `swap` (blocks moved to the host) or `recompute`.",

@@ -23,6 +23,7 @@ from blockyard.configuration import (
 )
 from blockyard.lora.settings import LoraSettings
 from blockyard.settings import option
+from blockyard.speculation import SpeculationSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class SchedulerConfiguration:
     parallel: ParallelSettings = ParallelSettings()
     cache: CacheSettings = CacheSettings()
     lora: LoraSettings = LoraSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     service: ServiceSettings = ServiceSettings()
     resume: ResumeSettings = ResumeSettings()

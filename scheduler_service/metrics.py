@@ -184,6 +184,8 @@ _OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
     catalogue.HIT_TOKENS: lambda engine, stats: {(): stats.num_cached_tokens_total},
     catalogue.PROMPT_TOKENS: lambda engine, stats: {(): stats.num_prompt_tokens_total},
     catalogue.GENERATED_TOKENS: lambda engine, stats: {(): stats.num_completion_tokens_total},
+    catalogue.DRAFT_TOKENS: lambda _, stats: {(): stats.num_draft_tokens_total},
+    catalogue.ACCEPTED_TOKENS: lambda _, stats: {(): stats.num_accepted_tokens_total},
     catalogue.PREEMPTIONS: _preemptions,
     catalogue.MOVED_BLOCKS: _moved_blocks,
     catalogue.GIVEN_BACK_BLOCKS: lambda _, stats: {(): stats.num_given_back_blocks_total},

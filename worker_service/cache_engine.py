@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from blockyard_kernels.arena import Arena
     from worker_service.models.decoder import DecoderModel
-    from worker_service.step import Step
+    from worker_service.step import Array, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,10 @@ class CacheEngine:
             self._backend.swap_blocks(self.host_pool, self.device_pool, swap_in.pairs())
         if len(copy):
             self._backend.copy_blocks(self.device_pool, copy.pairs())
+
+    def clear_slots(self, block_ids: Array, slots: Array) -> None:
+        """Writes zeros to slots of device blocks, for all layers. Both columns have the same length."""
+        self._backend.clear_slots(self.device_pool, block_ids, slots)
 
     def device_checksums(self, block_ids: Sequence[int]) -> list[bytes]:
         """Hashes device blocks: SHA-256 of each layer's bytes, block by block."""

@@ -48,9 +48,10 @@ _ROWS = (
     "input_token_ids",
     "activated_lora_slots",
     "activated_lora_ids",
+    "max_draft_tokens",
 )
 _LISTS = ("new_sequences", "forks", "replaced_tables")
-_FINISHED = {"finished_sequence_ids": 2**20}
+_LONG = {"finished_sequence_ids": 2**20, "draft_prices": 2**10}
 # Limits of several times the limits that gateways set for a request.
 _LISTS_OF_SAMPLING = {"bad_token_sequences": 2**14, "logit_bias": 2**16}
 PairsField = Literal["blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"]
@@ -104,6 +105,8 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
         timeout_seconds=timeout_seconds,
         activated_lora_slots=_decode_column(message.activated_lora_slots),
         activated_lora_ids=_decode_column(message.activated_lora_ids),
+        max_draft_tokens=_decode_column(message.max_draft_tokens),
+        draft_prices=_decode_column(message.draft_prices),
     )
 
 
@@ -113,7 +116,7 @@ def _too_large(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int) -> St
 
 
 def _find_too_large(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int) -> list[Violation]:
-    most_of = dict.fromkeys(_ROWS, max_num_seqs) | dict.fromkeys(_LISTS, 2 * max_num_seqs) | _FINISHED
+    most_of = dict.fromkeys(_ROWS, max_num_seqs) | dict.fromkeys(_LISTS, 2 * max_num_seqs) | _LONG
     return _find_long(message, most_of)
 
 
@@ -160,6 +163,7 @@ def _decode_new_row(message: worker_pb2.NewSequence) -> NewRow:
         trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
         request_id=message.request_id,
         lora_id=message.lora_id,
+        max_length=message.max_length,
         pooling=pooling,
     )
 
@@ -195,6 +199,9 @@ def encode_result(result: StepOutput) -> worker_pb2.ExecuteModelResponse:
         draining=result.draining,
         input_digest=result.digests[0],
         output_digest=result.digests[1],
+        num_tokens=result.num_tokens,
+        num_draft_tokens=result.num_draft_tokens,
+        num_accepted_tokens=result.num_accepted_tokens,
     )
     for sequence_id, error in result.failures:
         message.failures.add(sequence_id=sequence_id, status=to_status(error))

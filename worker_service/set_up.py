@@ -32,16 +32,18 @@ from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from blockyard_kernels.capture import CaptureSizes
 from blockyard_kernels.select import KernelChoice
-from worker_service.batch.input_batch import BatchLimits, InputBatch
+from worker_service.batch.input_batch import InputBatch
+from worker_service.batch.limits import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.gathering import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
+from worker_service.drafting.drafter import Drafter
 from worker_service.grammars.matchers import make_grammars
 from worker_service.lora.slots import AdapterSlots
 from worker_service.models.determinism import determinism_id
 from worker_service.models.loader import RunnableModel, load_model
-from worker_service.runner.dry_runs import profile, settle_threads, warm_up
+from worker_service.runner.dry_runs import measure_decodes, profile, settle_threads, warm_up
 from worker_service.runner.pooling_runner import make_runner
 from worker_service.steps.step_executor import StepExecutor
 
@@ -215,7 +217,9 @@ def _measure_usage(
         if choice.parallel.world_size > 1:
             # A rank that fails here must not leave the others waiting in a collective.
             runner.join(make_silence(choice.parallel))
-        activation = profile(runner, block_size, request.max_num_batched_tokens, request.max_num_seqs)
+        # A draft has logits like a sequence.
+        most_rows = request.max_num_seqs + request.max_draft_rows
+        activation = profile(runner, block_size, request.max_num_batched_tokens, most_rows)
     except (MemoryError, RuntimeError) as error:
         if not memory.is_exhausted(error):
             raise
@@ -267,7 +271,6 @@ def make_executor(
     if not batch_invariant:
         log.warning("results depend on what runs beside them: see --batch-invariant", kernels=loaded.backend.name)
     fingerprint = _fingerprint(runner, ranks)
-    identity = determinism_id(loaded, fingerprint)
     runner.capture(
         cache.device_pool,
         CaptureSizes(
@@ -282,9 +285,9 @@ def make_executor(
     if may_choose_threads and cache.device_pool.device.type == "cpu":
         num_threads = settle_threads(runner, cache.device_pool, request.block_size, request.max_num_seqs)
         log.info("threads chosen", num_threads=num_threads)
-    lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
-    limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, *lengths)
-    executor = StepExecutor(InputBatch(limits, set_up.grammars), cache, runner, ranks, fingerprint, clock)
+    decodes = measure_decodes(runner, cache.device_pool, request) if request.max_draft_tokens else {}
+    batch = _make_batch(loaded, request, set_up.grammars, is_alone=ranks is None)
+    executor = StepExecutor(batch, cache, runner, ranks, fingerprint, clock)
     # The objects that exist now live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
@@ -298,11 +301,23 @@ def make_executor(
         request.num_host_blocks,
         cache.block_format.block_bytes,
         request.max_model_len,
-        identity,
+        determinism_id(loaded, fingerprint),
         batch_invariant,
         loaded.model.kv_groups.windows,
+        tuple(decodes),
+        tuple(decodes.values()),
     )
     return executor, info
+
+
+def _make_batch(loaded: RunnableModel, request: CachePlan, grammars: Grammars | None, *, is_alone: bool) -> InputBatch:
+    """Makes the rows of sequences. `is_alone`: whether there are no other ranks."""
+    lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
+    drafts = request.max_draft_tokens, request.max_draft_rows
+    limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, *lengths, drafts)
+    # Only the sampling rank of a group has grammars, and all ranks must draft the same.
+    drafter = Drafter(loaded.backend.drafting, follows_grammars=is_alone) if request.max_draft_tokens else None
+    return InputBatch(limits, grammars, drafter)
 
 
 def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
@@ -347,6 +362,8 @@ def wrong_cache_request(
     for name in ("num_device_blocks", "num_host_blocks"):
         if getattr(request, name) > MAX_BLOCKS:
             yield Violation(name, f"must be at most {MAX_BLOCKS}")
+    if request.max_draft_tokens > request.max_draft_rows:
+        yield Violation("max_draft_tokens", f"is more than max_draft_rows, {request.max_draft_rows}")
     if request.num_device_blocks < 2:
         yield Violation("num_device_blocks", "must be at least 2: block 0 is scratch")
         return

@@ -56,6 +56,8 @@ class NewRow:
     trace_context: TraceContext | None = None
     request_id: str = ""
     lora_id: int = 0
+    # The length of prompt and output at which the sequence ends. 0: it never drafts, and the scheduler alone ends it.
+    max_length: int = 0
     pooling: Pooling | None = None
     # Whether the message has sampling parameters, which it must have.
     has_sampling: bool = True
@@ -138,6 +140,10 @@ class Step:
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     activated_lora_slots: Array = field(default_factory=no_ids)
     activated_lora_ids: Array = field(default_factory=no_ids)
+    # For each of the sequences, how many tokens may be drafted; empty: none.
+    max_draft_tokens: Array = field(default_factory=no_ids)
+    # In thousandths of a token, what the step's first, second, … draft costs; empty: nothing.
+    draft_prices: Array = field(default_factory=no_ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +206,8 @@ class StepOutput:
     """The answer to a step. With a `refusal` the step changed nothing and the columns are empty.
 
     With `draining` it is no answer: `step_id` is the step that was run last, and the rest is empty. The
-    `digests` of inputs and outputs are 0 in a world of one.
+    `digests` of inputs and outputs are 0 in a world of one. `num_tokens`: how many of `token_ids` belong to each of
+    `sequence_ids`; empty: one each.
     """
 
     epoch: int
@@ -219,3 +226,6 @@ class StepOutput:
     draining: bool = False
     times: StepTimes = field(default_factory=StepTimes)
     digests: tuple[int, int] = (0, 0)
+    num_tokens: tuple[int, ...] = ()
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0

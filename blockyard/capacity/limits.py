@@ -21,6 +21,8 @@ class KvBlocks:
     windows: tuple[int, ...] = (0,)
     max_num_batched_tokens: int = 1
     """A prefill holds blocks for two chunks of this size beyond its windows, as in the scheduler's core."""
+    max_draft_tokens: int = 0
+    """Most tokens that a sequence drafts in a step; then its tables have blocks for those in flight."""
 
     def _count_kept(self, num_pending: int) -> int:
         """Returns how many blocks a sliding-window group keeps for `num_pending` tokens."""
@@ -29,7 +31,8 @@ class KvBlocks:
     @property
     def _num_ahead(self) -> int:
         # At most three steps are in flight; with pipelines the number of virtual engines bounds them.
-        return self._count_kept(2 * self.max_num_batched_tokens + 3)
+        num_decoded = 4 * (1 + self.max_draft_tokens) if self.max_draft_tokens else 3
+        return self._count_kept(2 * self.max_num_batched_tokens + num_decoded)
 
     def count_blocks(self, num_tokens: int) -> int:
         """Counts the device blocks of a sequence of `num_tokens` tokens that decodes, over all KV groups."""

@@ -111,7 +111,8 @@ def plan_replica(
         planned = replace(planned, ranks=ranks, lora_bytes=most)
         least = planned.tightest
         num_blocks = configuration.cache.num_device_blocks or least.num_device_blocks
-        kv_blocks = KvBlocks(least.block_size, least.kv_windows, step.max_num_batched_tokens)
+        max_draft_tokens = configuration.speculation.find_limits(sizes).max_draft_tokens
+        kv_blocks = KvBlocks(least.block_size, least.kv_windows, step.max_num_batched_tokens, max_draft_tokens)
         length = choose_max_model_len(
             step.max_model_len, network.max_model_len, num_blocks, least.block_size, kv_blocks
         )
@@ -206,6 +207,7 @@ def _profile_request(configuration: SystemConfiguration, num_sharing: int) -> Pr
         swap_space_bytes=int(device.swap_space_gib * 2**30),
         max_num_batched_tokens=step.max_num_batched_tokens,
         max_num_seqs=step.max_num_seqs,
+        max_draft_rows=configuration.speculation.find_limits(configuration.parallel).max_draft_rows,
     )
 
 

@@ -106,6 +106,8 @@ class GenerationOptions(TypedDict, total=False):
     """The most tokens of reasoning; then the token that ends it is chosen. [no limit]"""
     allowed_token_ids: Sequence[int]
     """The only tokens that may be chosen. [all]"""
+    predicted_token_ids: Sequence[int]
+    """Tokens that the answer may repeat in part, which come sooner where workers draft; no answer changes. [none]"""
     bad_words: Sequence[str]
     """Texts that the answer must not contain. [none]"""
 

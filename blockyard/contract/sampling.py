@@ -125,6 +125,8 @@ class SamplingParams:
     """The most tokens of reasoning. None: no limit."""
     thinking_tokens: ThinkingTokens | None = None
     """The tokens of the model's reasoning, which the gateway finds for the budget."""
+    predicted_token_ids: tuple[int, ...] = ()
+    """Ids that the output may repeat in part, from which a worker drafts tokens. They change no token."""
 
     def value(self, name: str) -> float:
         """Returns a parameter of `NUMBERS`, or its neutral value if it is None."""

@@ -171,6 +171,7 @@ class ProfileRequest:
     swap_space_bytes: int
     max_num_batched_tokens: int
     max_num_seqs: int
+    max_draft_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,8 @@ class AvailableBlocks:
 class CachePlan:
     """The block pools to allocate, and the limits of a step.
 
-    Block 0 (scratch) counts among the device blocks.
+    Block 0 (scratch) counts among the device blocks. `max_draft_tokens` of a sequence and `max_draft_rows` of a step
+    limit the tokens that a worker drafts; 0: none.
     """
 
     block_size: int
@@ -210,11 +212,16 @@ class CachePlan:
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int
+    max_draft_tokens: int = 0
+    max_draft_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """The allocated block pools, and the determinism of results. `kv_windows`: as in AvailableBlocks."""
+    """The allocated block pools, and the determinism of results. `kv_windows`: as in AvailableBlocks.
+
+    `decode_seconds`: for each number of rows in `decode_rows`, how long a step of decodes took at warm-up.
+    """
 
     block_size: int
     num_device_blocks: int
@@ -224,6 +231,8 @@ class CacheInfo:
     determinism_id: str
     batch_invariant: bool
     kv_windows: tuple[int, ...] = (0,)
+    decode_rows: tuple[int, ...] = ()
+    decode_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from blockyard_kernels import blocks, planning
 from blockyard_kernels.cpu import self_test
 from blockyard_kernels.cpu.build import library_path
+from blockyard_kernels.cpu.drafting import CpuDrafting
 from blockyard_kernels.cpu.huge_pages import HostArena
 from blockyard_kernels.cpu.library import Joint, Kind, Library, Op, TilesRefused
 from blockyard_kernels.cpu.lora import CpuLoraOps
@@ -38,9 +39,12 @@ from blockyard_kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec, Q
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
+
     from blockyard_kernels.arena import Arena
     from blockyard_kernels.capture import CapturedStep, CaptureSizes
     from blockyard_kernels.collectives import Ranks
+    from blockyard_kernels.drafting import DraftingOps
     from blockyard_kernels.mixture.ops import MixtureOps
     from blockyard_kernels.ops import AttentionBatch, PackedLinear
 
@@ -112,6 +116,7 @@ class CpuBackend(RowOps, planning.AttentionPlanning):
         executor = self._library.create_executor(torch.get_num_threads())
         super().__init__(OpStream(executor, ELEMENT_TYPES[dtype]))
         self.sampling = CpuSampling(executor)
+        self.drafting: DraftingOps = CpuDrafting(self._library)
         self.lora: LoraOps | None
         loras = self.lora = CpuLoraOps(self._library, dtype)
         self._products = Products(self._ops, dtype, loras)
@@ -256,6 +261,15 @@ class CpuBackend(RowOps, planning.AttentionPlanning):
 
     swap_blocks = staticmethod(blocks.swap_blocks)
     copy_blocks = staticmethod(blocks.copy_blocks)
+
+    def clear_slots(
+        self, pool: Tensor, block_ids: npt.NDArray[np.integer[Any]], slots: npt.NDArray[np.integer[Any]]
+    ) -> None:
+        """Clears slots of blocks, whose inner layout is that of csrc/attention.h."""
+        words, (size, dim) = 4 // pool.itemsize, pool.shape[4:]
+        flat, blocks_, slots_ = pool.flatten(4), torch.from_numpy(block_ids), torch.from_numpy(slots)
+        flat[:, :, 0].unflatten(-1, (dim // words, size, words))[blocks_, :, :, :, slots_] = 0
+        flat[:, :, 1].unflatten(-1, (size // words, dim, words))[blocks_, :, :, slots_ // words, :, slots_ % words] = 0
 
     def capture(
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes

@@ -209,6 +209,7 @@ class Library:
         logits = (ctypes.c_void_p, *sizes)
         self._library.blockyard_find_finite_rows.argtypes = (ctypes.c_void_p, *logits, ctypes.c_void_p)
         self._library.blockyard_spell_out.argtypes = (ctypes.c_void_p,)
+        self._library.blockyard_find_drafts.argtypes = (ctypes.c_void_p,)
         self._library.blockyard_apply_masks.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._library.blockyard_choose.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._library.blockyard_token_logprobs.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
@@ -224,6 +225,10 @@ class Library:
     def spell_out(self, product: ctypes.Structure) -> None:
         """Computes a product one number at a time: see csrc/arithmetic.h."""
         self._library.blockyard_spell_out(ctypes.byref(product))
+
+    def find_drafts(self, wanted: ctypes.Structure) -> None:
+        """Writes drafts of rows: see csrc/drafting.h."""
+        self._library.blockyard_find_drafts(ctypes.byref(wanted))
 
 
 class Executor:

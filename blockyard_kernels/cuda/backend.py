@@ -27,6 +27,7 @@ from blockyard_kernels.cuda.warm_up import warm_up
 from blockyard_kernels.launching import IMMEDIATE, CudaLauncher, Launcher
 from blockyard_kernels.packed import QuantizedWeight, WeightRows
 from blockyard_kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec
+from blockyard_kernels.suffixes import HostDrafting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from blockyard_kernels.arena import Arena
     from blockyard_kernels.capture import CapturedStep, CaptureSizes
     from blockyard_kernels.collectives import Ranks
+    from blockyard_kernels.drafting import DraftingOps
     from blockyard_kernels.lora import LoraRows, VirtualRows
     from blockyard_kernels.mixture.ops import MixtureOps
     from blockyard_kernels.ops import AttentionBatch, PackedLinear
@@ -65,6 +67,7 @@ class CudaBackend(planning.AttentionPlanning):
         on_gpu = device.type == "cuda"
         self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE
         self.sampling = CudaSampling(device)
+        self.drafting: DraftingOps = HostDrafting()
         self.lora = CudaLoraOps(device)
         self.mixture: MixtureOps | None = None
         # In fast mode the number of multiprocessors decides how attention is split, and so influences the bits.
@@ -202,6 +205,7 @@ class CudaBackend(planning.AttentionPlanning):
     rotary_and_cache = staticmethod(row_rotary.rotary_and_cache)
     swap_blocks = staticmethod(blocks.swap_blocks)
     copy_blocks = staticmethod(blocks.copy_blocks)
+    clear_slots = staticmethod(blocks.clear_slots)
 
     def capture(
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes

@@ -22,6 +22,7 @@ from blockyard_kernels.reference.mixture import ReferenceMixtureOps
 from blockyard_kernels.reference.quantized import ReferenceQuantized
 from blockyard_kernels.reference.sampling import ReferenceSampling
 from blockyard_kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec
+from blockyard_kernels.suffixes import HostDrafting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from blockyard_kernels.arena import Arena
     from blockyard_kernels.capture import CapturedStep, CaptureSizes
     from blockyard_kernels.collectives import Ranks
+    from blockyard_kernels.drafting import DraftingOps
     from blockyard_kernels.lora import LoraOps, LoraRows, VirtualRows
     from blockyard_kernels.mixture.ops import MixtureOps
     from blockyard_kernels.ops import AttentionBatch, PackedLinear
@@ -45,6 +47,7 @@ class ReferenceBackend(planning.AttentionPlanning):
         self.device = device
         self.launcher: Launcher = CudaLauncher(device) if device.type == "cuda" else IMMEDIATE
         self.sampling = ReferenceSampling(device)
+        self.drafting: DraftingOps = HostDrafting()
         self.lora: LoraOps | None
         self._loras = self.lora = ReferenceLoraOps()
         # Results depend on torch's version.
@@ -157,6 +160,7 @@ class ReferenceBackend(planning.AttentionPlanning):
     rotary_and_cache = staticmethod(elementwise.rotary_and_cache)
     swap_blocks = staticmethod(blocks.swap_blocks)
     copy_blocks = staticmethod(blocks.copy_blocks)
+    clear_slots = staticmethod(blocks.clear_slots)
 
     def capture(
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes

@@ -6,6 +6,7 @@ A prompt with too many characters to fit the model is refused at once, without a
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.contract.chat import Conversation
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.text.fill_in_middle import FillTokens
     from gateway.text.tokenizer import Tokenizer
     from gateway.text.vocabulary import Steps
+    from gateway.validation import ModelLimits
 
 T = TypeVar("T")
 MAX_INLINE_CHARACTERS = 2048
@@ -101,6 +103,16 @@ class Encoding:
     async def bad_words_of(self, words: Sequence[str], tokenizer: Tokenizer, tenant: str) -> list[tuple[int, ...]]:
         """Returns the token sequences that the bad words forbid."""
         return await self.run(lambda: tokenizer.encode_bad_words(words), tenant, sum(map(len, words)))
+
+    async def prediction_of(self, request: GenerationRequest, tokenizer: Tokenizer, limits: ModelLimits) -> list[int]:
+        """Returns the ids of the text that an answer may repeat, as many as the model's length.
+
+        An answer cannot have an id beyond the vocabulary, so such an id ends the text.
+        """
+        steps = tokenizer.encode_steps(request.prediction, False, enough=limits.max_model_len)
+        encoded = await self.take(request.tenant, len(request.prediction), steps)
+        known = takewhile(lambda token_id: token_id < limits.vocab_size, encoded.token_ids)
+        return list(islice(known, limits.max_model_len))
 
     async def decode(
         self, token_ids: Sequence[int], tokenizer: Tokenizer, tenant: str, *, skip_special_tokens: bool = True

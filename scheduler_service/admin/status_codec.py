@@ -101,6 +101,8 @@ def _encode_stats(replica: status_pb2.ReplicaStatus, stats: SchedulerStats) -> N
     replica.num_swapped_in_blocks = stats.num_swapped_in_blocks_total
     replica.num_copied_blocks = stats.num_copied_blocks_total
     replica.num_given_back_blocks = stats.num_given_back_blocks_total
+    replica.num_draft_tokens = stats.num_draft_tokens_total
+    replica.num_accepted_tokens = stats.num_accepted_tokens_total
     replica.num_prompt_tokens = stats.num_prompt_tokens_total
     replica.num_cached_tokens = stats.num_cached_tokens_total
     replica.num_completion_tokens = stats.num_completion_tokens_total

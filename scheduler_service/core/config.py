@@ -113,6 +113,9 @@ class CoreConfig:
       others began is the next.
     - `whole_prompts`: a prompt is computed in one step or not at all, and is not cached.
     - `kv_windows`: for each KV group the number of keys that a query sees; 0: all, which `whole_prompts` needs.
+    - `max_draft_tokens`, `max_draft_rows`: most tokens that the worker drafts for one sequence and in a whole step; 0:
+      none, as with several virtual engines.
+    - `prices_drafts`: the worker is told what drafts cost, and none are allowed that cannot pay.
     - `debug_integrity`: check all state after each operation.
 
     Raises ValueError.
@@ -141,16 +144,21 @@ class CoreConfig:
     weights_version: str = ""
     whole_prompts: bool = False
     kv_windows: tuple[int, ...] = (0,)
+    max_draft_tokens: int = 0
+    max_draft_rows: int = 0
+    prices_drafts: bool = False
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
         wrong = [name for name in (*positive, "num_virtual_engines") if getattr(self, name) < 1]
         not_negative = ("num_host_blocks", "max_prefill_chunk", "target_step_seconds", "aging_seconds")
-        not_negative += ("max_loras", "lora_patience_seconds")
+        not_negative += ("max_loras", "lora_patience_seconds", "max_draft_tokens", "max_draft_rows")
         wrong += [name for name in not_negative if not getattr(self, name) >= 0]
         if self.num_device_blocks < 2:
             wrong.append("num_device_blocks")
         wrong += [name for name, choices in _CHOICES.items() if getattr(self, name) not in choices]
+        if self.max_draft_tokens and self.num_virtual_engines > 1:
+            wrong.append("max_draft_tokens")
         if not 0 <= self.watermark < 1:
             wrong.append("watermark")
         if not self.kv_windows or min(self.kv_windows) < 0 or (self.whole_prompts and max(self.kv_windows)):
@@ -170,8 +178,17 @@ class CoreConfig:
         if not window:
             return KvBlockGroups(self.block_size, self.kv_windows)
         piece = min(self.max_num_batched_tokens, self.max_prefill_chunk or self.max_num_batched_tokens)
-        num_tokens = window + max(2, self.num_virtual_engines) * piece + self.max_steps_in_flight
+        num_decoded = self.max_steps_in_flight
+        if self.max_draft_tokens:
+            # A table may be too long by the drafts in flight when the next step drafts as many.
+            num_decoded = (self.max_steps_in_flight + 1) * (1 + self.max_draft_tokens)
+        num_tokens = window + max(2, self.num_virtual_engines) * piece + num_decoded
         return KvBlockGroups(self.block_size, self.kv_windows, -(-num_tokens // self.block_size) + 2)
+
+    @property
+    def num_slack_tokens(self) -> int:
+        """For how many tokens more than it needs a table may have blocks: those of drafts that were wrong."""
+        return self.max_steps_in_flight * (1 + self.max_draft_tokens) if self.max_draft_tokens else 0
 
     @property
     def max_tokens(self) -> int:

@@ -30,6 +30,8 @@ class Totals:
     num_queried_tokens: int = 0
     num_completion_tokens: int = 0
     num_given_back_blocks: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def add(self, others: Totals) -> None:
         for field in fields(self):

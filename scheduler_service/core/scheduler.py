@@ -7,6 +7,7 @@ is. What a step computes counts only once its answer has come.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import FinishReason
@@ -43,7 +44,7 @@ class Scheduler:
         self._planner.suspects = suspects or Suspects()
         self._totals = Totals()
         self._live = LiveGroups(self._queues, self._blocks, self._totals)
-        self._answers = Answers(self._live, self._blocks, self._totals)
+        self._answers = Answers(self._live, self._blocks, self._totals, may_draft=config.max_draft_tokens > 0)
         self._groups = self._live.groups
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 1
@@ -168,10 +169,22 @@ class Scheduler:
         self._in_flight.popleft()
         if not result.failures:
             # A failed row may not have been computed, so the step's time says nothing about its work.
-            self._costs.note_step(step.work, result.forward_seconds, result.cache_seconds)
+            self._note_times(step, result)
+        if result.num_draft_tokens:
+            self._totals.num_draft_tokens += result.num_draft_tokens
+            self._totals.num_accepted_tokens += result.num_accepted_tokens
         updates = self._answers.take(step, sampled, result)
         self._note_change()
         return updates
+
+    def _note_times(self, step: StepInFlight, result: StepResult) -> None:
+        work, num_drafted, seconds = step.work, result.num_draft_tokens, result.forward_seconds
+        if num_drafted:
+            work = replace(work, num_decodes=work.num_decodes + num_drafted)
+        self._costs.note_step(work, seconds, result.cache_seconds)
+        if self.config.prices_drafts and seconds > 0 and result.sequence_ids and not (step.pieces or step.completed):
+            num_sequences = len(result.sequence_ids)
+            self._planner.pace.note(num_sequences + num_drafted, num_sequences, len(result.token_ids), seconds)
 
     def _fit(self, group: Group, updates: dict[str, OwnerUpdate]) -> None:
         """Limits a group to the pools of this scheduler."""
@@ -222,6 +235,10 @@ class Scheduler:
         """Counts the tokens of a request's prompt that the prefix cache here holds."""
         return self._blocks.count_cached_tokens(group.leader)
 
+    def seed_pace(self, num_rows: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+        """Begins the prices of drafts with the times of decodes that a worker measured at its warm-up."""
+        self._planner.pace.seed(num_rows, seconds)
+
     @property
     def lora_slots(self) -> LoraSlots:
         """The worker's slots for adapters; for reading only."""
@@ -265,6 +282,8 @@ class Scheduler:
             num_swaps_total=self._planner.preemption.num_swaps_total,
             num_queried_tokens_total=totals.num_queried_tokens,
             num_given_back_blocks_total=totals.num_given_back_blocks + self._blocks.windows.num_given_back_total,
+            num_draft_tokens_total=totals.num_draft_tokens,
+            num_accepted_tokens_total=totals.num_accepted_tokens,
         )
 
     def check_integrity(self) -> None:

@@ -23,7 +23,7 @@ class StepInFlight:
     `sampled`: the sequences that get a token, in the order of the step; `sampled_ids`: their ids. `pieces`: sequences
     that get none, with the number of their tokens that have KV afterwards. `completed`: groups whose prompt this step
     finishes. `work`: what its timings measure. `beams`: sequences that propose tokens. `pooled`: sequences whose
-    prompt is pooled into numbers.
+    prompt is pooled into numbers. `drafts`: how many tokens the worker may draft for a sequence.
     """
 
     step_id: int
@@ -34,6 +34,7 @@ class StepInFlight:
     work: StepWork
     beams: list[Sequence]
     pooled: list[Sequence]
+    drafts: dict[Sequence, int]
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -49,13 +50,25 @@ class StepInFlight:
         if result.skipped_sequence_ids or result.failures:
             sampled = self._without_ended(self.sampled, result)
             expected = tuple([sequence.sequence_id for sequence in sampled])
-        if result.sequence_ids != expected or len(result.token_ids) != len(expected):
+        if result.sequence_ids != expected:
             raise StepMismatch(f"step {self.step_id} did not sample the sequences that it had to")
+        if result.num_tokens:
+            self._match_runs(sampled, result)
+        elif len(result.token_ids) != len(expected):
+            raise StepMismatch(f"step {self.step_id} did not sample one token of each sequence")
         if self.beams or result.beam_candidates:
             self._match_beams(result)
         if self.pooled or result.pooled:
             self._match_pooled(result)
         return sampled
+
+    def _match_runs(self, sampled: list[Sequence], result: StepResult) -> None:
+        """Checks the numbers of tokens: one of each sequence; if it may draft, none, or one more for each draft."""
+        counts, drafts = result.num_tokens, self.drafts
+        is_whole = len(counts) == len(sampled) and sum(counts) == len(result.token_ids)
+        others = [pair for pair in zip(sampled, counts, strict=False) if pair[1] != 1]
+        if not is_whole or any(sequence not in drafts or count > 1 + drafts[sequence] for sequence, count in others):
+            raise StepMismatch(f"step {self.step_id} sampled other numbers of tokens than it allowed")
 
     def _match_pooled(self, result: StepResult) -> None:
         expected = [sequence.sequence_id for sequence in self._without_ended(self.pooled, result)]
@@ -91,12 +104,15 @@ class StepBuilder:
         "beams",
         "completed",
         "copies",
+        "draft_prices",
+        "drafts",
         "forks",
         "has_preempted",
         "inputs",
         "max_prefill_tokens",
         "max_rows",
         "new_sequences",
+        "num_decodes",
         "num_new_bytes",
         "num_new_tokens",
         "num_prefill_tokens",
@@ -121,6 +137,9 @@ class StepBuilder:
         self.max_rows = math.inf  # prefills may be added while there are fewer
         self.num_prefill_tokens = 0
         self.has_preempted = False
+        self.num_decodes = 0  # of the first rows
+        self.drafts: dict[Sequence, int] = {}
+        self.draft_prices: tuple[int, ...] = ()
         self.rows: list[Sequence] = []
         self.num_new_tokens: list[int] = []
         self.sampled: list[Sequence] = []
@@ -151,6 +170,7 @@ class StepBuilder:
         """Adds sequences that get one token each. These are the first rows."""
         self.rows = sequences
         self.sampled = sequences.copy()
+        self.num_decodes = len(sequences)
         self.num_new_tokens = [1] * len(sequences)
         self.num_tokens_left -= len(sequences)
 
@@ -194,8 +214,8 @@ class StepBuilder:
         """Whether the message has room for another new sequence."""
         return not self.new_sequences or self.num_new_bytes + _count_bytes(sequence) <= MAX_NEW_BYTES
 
-    def add_new(self, sequence: Sequence) -> None:
-        """Adds a sequence, with its table, that the worker does not have (any more)."""
+    def add_new(self, sequence: Sequence, max_length: int = 0) -> None:
+        """Adds a sequence, with its table, that the worker does not have (any more). `max_length`: if it may draft."""
         if sequence.is_known:
             self.restarted_ids.append(sequence.sequence_id)
         sequence.is_known = True
@@ -211,6 +231,7 @@ class StepBuilder:
                 block_ids=tuple(sequence.block_ids),
                 spec=sequence.group.spec,
                 num_beam_candidates=sequence.group.spec.num_beam_candidates,
+                max_length=max_length,
             )
         )
 
@@ -244,6 +265,8 @@ class StepBuilder:
             finished_sequence_ids=tuple(finished_ids + self.restarted_ids),
             input_ids=tuple([(sequence.sequence_id, sequence.token_ids[-1]) for sequence in self.inputs]),
             activated_loras=tuple(self.activated_loras),
+            max_draft_tokens=tuple([self.drafts.get(each, 0) for each in self.rows]) if self.drafts else (),
+            draft_prices=self.draft_prices,
         )
         sampled_ids = sequence_ids
         if self.pieces or self.beams or self.pooled:
@@ -257,6 +280,7 @@ class StepBuilder:
             self._count_work(),
             self.beams,
             self.pooled,
+            self.drafts,
         )
 
     def _tables(self) -> tuple[tuple[int, tuple[int, ...]], ...]:

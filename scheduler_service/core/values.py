@@ -85,6 +85,7 @@ class NewSequence:
     """A sequence that the worker does not have, with all that it needs to know. `token_ids`: prompt, then output.
 
     `num_beam_candidates`: if not 0, the worker answers this many of the likeliest tokens instead of sampling.
+    `max_length`: the length at which it ends, for a worker that may draft; 0: it never drafts.
     """
 
     sequence_id: int
@@ -95,6 +96,7 @@ class NewSequence:
     block_ids: tuple[int, ...]
     spec: GroupSpec
     num_beam_candidates: int = 0
+    max_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class SchedulerOutput:
 
     `input_ids`: (sequence id, token id) of sequences that decode a token which the worker did not choose.
     `activated_loras`: (slot, adapter) of adapters that are put into a slot before the step is computed.
+    `max_draft_tokens`: for each of `sequence_ids` how many tokens the worker may draft; empty: none. `draft_prices`: in
+    thousandths of a token, what each further draft of the step costs; empty: nothing.
     """
 
     step_id: int
@@ -129,16 +133,21 @@ class SchedulerOutput:
     finished_sequence_ids: tuple[int, ...] = ()
     input_ids: tuple[tuple[int, int], ...] = ()
     activated_loras: tuple[tuple[int, int], ...] = ()
+    max_draft_tokens: tuple[int, ...] = ()
+    draft_prices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The worker's answer: sampled ids in columns, skipped sequences, and failed ones (id, error).
 
-    `logprobs`: for each sequence those of its token; `prompt_logprobs`: those of a piece of a prompt. The core passes
-    both on unread. `beam_candidates`: the likeliest (token id, log probability) of each beam, best first. `pooled`:
-    (sequence id, numbers) in the order of the step; the numbers are float32, little endian, unread. `forward_seconds`
-    (with sampling) and `cache_seconds` (swaps and copies): how long the worker was busy; 0: it does not say.
+    `num_tokens`: how many of `token_ids` each sequence has, one sequence after the other; empty: one each. 0: its last
+    known token has to be computed again. `num_draft_tokens` were drafted, `num_accepted_tokens` of them were right.
+    `logprobs`: (sequence id, those of one token) in the order of the tokens; `prompt_logprobs`: those of a piece of a
+    prompt. The core passes both on unread. `beam_candidates`: the likeliest (token id, log probability) of each beam,
+    best first. `pooled`: (sequence id, numbers) in the order of the step; the numbers are float32, little endian,
+    unread. `forward_seconds` (with sampling) and `cache_seconds` (swaps and copies): how long the worker was busy; 0:
+    it does not say.
     """
 
     step_id: int
@@ -146,12 +155,15 @@ class StepResult:
     token_ids: tuple[int, ...] = ()
     skipped_sequence_ids: tuple[int, ...] = ()
     failures: tuple[tuple[int, SequenceError], ...] = ()
-    logprobs: Mapping[int, Any] | None = None
+    logprobs: tuple[tuple[int, Any], ...] = ()
     prompt_logprobs: tuple[tuple[int, Any], ...] = ()
     beam_candidates: Mapping[int, tuple[tuple[int, float], ...]] | None = None
     pooled: tuple[tuple[int, bytes], ...] = ()
     forward_seconds: float = 0.0
     cache_seconds: float = 0.0
+    num_tokens: tuple[int, ...] = ()
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -177,7 +189,8 @@ class SchedulerStats:
 
     `num_waiting_tokens`: known tokens of waiting sequences. `num_swaps_total`: preemptions by swapping.
     `num_queried_tokens_total`: prompt tokens that were looked up in the prefix cache. `num_given_back_blocks_total`:
-    blocks that fell behind windows.
+    blocks that fell behind windows. `num_draft_tokens_total`: tokens that the worker drafted;
+    `num_accepted_tokens_total`: those that were right.
     """
 
     num_waiting: int
@@ -202,3 +215,5 @@ class SchedulerStats:
     num_swaps_total: int = 0
     num_queried_tokens_total: int = 0
     num_given_back_blocks_total: int = 0
+    num_draft_tokens_total: int = 0
+    num_accepted_tokens_total: int = 0

@@ -26,6 +26,10 @@ def plan_cache(
 ) -> CachePlan:
     """Plans the pools and the model's length. Raises Misconfigured if the settings ask for too much."""
     cache, step = configuration.cache, configuration.scheduler
+    drafts = configuration.speculation.find_limits(configuration.parallel)
+    kv_blocks = KvBlocks(
+        available.block_size, available.kv_windows, step.max_num_batched_tokens, drafts.max_draft_tokens
+    )
     num_device_blocks = cache.num_device_blocks or available.num_device_blocks
     try:
         max_model_len = choose_max_model_len(
@@ -33,7 +37,7 @@ def plan_cache(
             model_max_model_len,
             num_device_blocks,
             available.block_size,
-            KvBlocks(available.block_size, available.kv_windows, step.max_num_batched_tokens),
+            kv_blocks,
         )
     except DoesNotFit as error:
         raise Misconfigured(str(error)) from None
@@ -44,6 +48,7 @@ def plan_cache(
         max_model_len=max_model_len,
         max_num_batched_tokens=step.max_num_batched_tokens,
         max_num_seqs=step.max_num_seqs,
+        **drafts._asdict(),
     )
 
 
@@ -78,4 +83,5 @@ def plan_as(configuration: SchedulerConfiguration, cache: CacheInfo, available: 
         max_model_len=cache.max_model_len,
         max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
         max_num_seqs=configuration.scheduler.max_num_seqs,
+        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
     )

@@ -14,7 +14,13 @@ from blockyard.contract.codec.worker_info import encode_duration
 from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import BlockPair, NewSequence, SchedulerOutput, StepResult
-from scheduler_service.replicas.steps.answer_checks import AnswerLimits, check_rows, check_sampled, check_seconds
+from scheduler_service.replicas.steps.answer_checks import (
+    AnswerLimits,
+    check_drafts,
+    check_rows,
+    check_sampled,
+    check_seconds,
+)
 from scheduler_service.replicas.steps.answer_columns import (
     decode_candidates,
     decode_logprobs,
@@ -65,6 +71,8 @@ def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelR
         input_token_ids=input_token_ids,
         activated_lora_slots=[slot for slot, _ in output.activated_loras],
         activated_lora_ids=[lora_id for _, lora_id in output.activated_loras],
+        max_draft_tokens=output.max_draft_tokens,
+        draft_prices=output.draft_prices,
     )
 
 
@@ -96,6 +104,7 @@ def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
         request_id=sequence.spec.request_id,
         lora_id=sequence.spec.lora_id,
         pooling_params=sequence.spec.pooling,
+        max_length=sequence.max_length,
     )
 
 
@@ -110,7 +119,9 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
         raise _decode_refusal(message.refusal)
     check_rows("sequence_ids", message.sequence_ids, limits)
     sequence_ids, token_ids = tuple(message.sequence_ids[:]), tuple(message.token_ids[:])
-    check_sampled(sequence_ids, token_ids, limits)
+    num_tokens = tuple(message.num_tokens[:]) if message.num_tokens else ()
+    check_sampled(sequence_ids, token_ids, num_tokens, limits)
+    check_drafts(message.num_draft_tokens, message.num_accepted_tokens, limits)
     check_rows("skipped_sequence_ids", message.skipped_sequence_ids, limits)
     check_rows("failures", message.failures, limits)
     times = message.times
@@ -120,12 +131,15 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
         token_ids,
         tuple(message.skipped_sequence_ids[:]),
         tuple((failure.sequence_id, decode_error(failure.status)) for failure in message.failures),
-        logprobs=decode_logprobs(message, limits) if has_logprobs(message) else None,
+        logprobs=decode_logprobs(message, limits) if has_logprobs(message) else (),
         beam_candidates=decode_candidates(message, limits) if has_candidates(message) else None,
         prompt_logprobs=decode_prompts(message, limits) if message.prompt_logprobs else (),
         pooled=decode_pooled(message, limits) if message.pooled_sequence_ids or message.pooled_values else (),
         forward_seconds=_seconds(times.forward) + _seconds(times.sample),
         cache_seconds=_seconds(times.cache_operations) if times.HasField("cache_operations") else 0.0,
+        num_tokens=num_tokens,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
     )
 
 

@@ -176,8 +176,15 @@ class Engine:
         facts, cache = set_up
         self.loras.look()
         scheduler = self._prepare(facts, cache)
+        scheduler.seed_pace(cache.decode_rows, cache.decode_seconds)
         self.breaker.begin_epoch(self.replica.incarnations)
-        limits = AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows)
+        limits = AnswerLimits(
+            facts.vocab_size,
+            facts.max_model_len,
+            scheduler.config.max_rows,
+            scheduler.config.max_draft_tokens,
+            scheduler.config.max_draft_rows,
+        )
         steps = self.replica.open_steps(limits, lambda: self.step_loop.in_flight.timeout_seconds)
         self.facts = facts
         self._set_readiness(Readiness(True))
@@ -326,4 +333,6 @@ def make_core_config(
         weights_version=weights_version,
         whole_prompts=whole_prompts,
         kv_windows=cache.kv_windows,
+        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
+        prices_drafts=configuration.speculation.speculation == "auto",
     )

@@ -56,7 +56,7 @@ class Unusable(Exception):
 
 _BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.GROUP_BROKEN, Reason.CLIENT_CANCELLED)
 
-_FIELD = re.compile(r"(new_sequences|forks|sequence_ids|num_new_tokens|appended_\w+)\[(\d+)\]")
+_FIELD = re.compile(r"(new_sequences|forks|sequence_ids|num_new_tokens|max_draft_tokens|appended_\w+)\[(\d+)\]")
 
 DRAINED = "the replica was drained"
 
@@ -89,6 +89,7 @@ def named_sequences(step: SchedulerOutput, error: BlockyardError) -> list[int]:
         "forks": [fork.child_id for fork in step.forks],
         "sequence_ids": list(step.sequence_ids),
         "num_new_tokens": list(step.sequence_ids),
+        "max_draft_tokens": list(step.sequence_ids),
         "appended_sequence_ids": list(step.appended_sequence_ids),
         "appended_block_ids": list(step.appended_sequence_ids),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -39,13 +40,17 @@ FEW_BLOCKS = ("--num-device-blocks", "80", "--debug-integrity")
 
 @dataclass(frozen=True)
 class Way:
-    """A way of running; `happens`: the counters that prove that it was run so."""
+    """A way of running; `happens`: the counters that prove that it was run so.
+
+    `predicts`: requests predict their answers, with lies among them, from which workers draft.
+    """
 
     flags: tuple[str, ...] = ()
     happens: tuple[str, ...] = ()
     num_requests: int = 32
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    predicts: bool = False
 
 
 # Swaps while the host has room, which is not for long. Left to choose, the scheduler goes by what it measures.
@@ -57,6 +62,13 @@ EVERYTHING = Way(
     (*SWAPPED, "num_recomputed_sequences"),
     num_requests=16,
 )
+DRAFTING = replace(
+    EVERYTHING,
+    flags=(*EVERYTHING.flags, "--speculation", "ngram", "--max-draft-tokens", "5"),
+    happens=(*EVERYTHING.happens, "num_accepted_tokens"),
+    predicts=True,
+    tensor_parallel_size=2,
+)
 WAYS = {
     "batched": Way(happens=("num_cached_tokens",)),
     "swapping": Way((*FEW_BLOCKS, "--num-host-blocks", "500", "--preemption-mode", "swap"), SWAPPED),
@@ -67,6 +79,8 @@ WAYS = {
     "everything": EVERYTHING,
     "everything on 2 ranks": replace(EVERYTHING, tensor_parallel_size=2),
     "everything on 4 ranks": replace(EVERYTHING, tensor_parallel_size=4),
+    "drafting": Way(("--speculation", "auto"), ("num_accepted_tokens",), predicts=True),
+    "everything and drafting on 2 ranks": DRAFTING,
     "everything in 2 stages": replace(EVERYTHING, pipeline_parallel_size=2),
     "everything in 2 stages of 2 ranks": replace(EVERYTHING, tensor_parallel_size=2, pipeline_parallel_size=2),
 }
@@ -91,6 +105,15 @@ def make_specs(count: int = 32) -> list[GenerationSpec]:
     for number, spec in enumerate(specs):
         spec.model = ADAPTERS.get(number % 8, "")
     return specs
+
+
+def predict(specs: Sequence[GenerationSpec], alone: Sequence[Answer]) -> None:
+    """Has requests predict their answers. A fifth of the tokens is wrong: ends, ids of the padding, and any."""
+    chooser = random.Random(1)
+    for spec, answer in zip(specs, alone, strict=True):
+        for token_id in answer.choices[0].token_ids:
+            lie = chooser.choice([0, 1, chooser.randrange(VOCAB_SIZE)])
+            spec.sampling.predicted_token_ids.append(lie if chooser.random() < 0.2 else token_id)
 
 
 def start(folder: Path, flags: Sequence[str], worker_flags: Sequence[str], **sizes: int) -> System:
@@ -152,6 +175,8 @@ def test_any_way_gives_the_answers_of_running_alone(way: Way, alone: list[Answer
     happens = ("num_copied_blocks", *way.happens)
     with start(tmp_path, way.flags, OURS, **sizes) as system:
         specs = make_specs(way.num_requests)
+        if way.predicts:
+            predict(specs, alone[: way.num_requests])
         for _ in range(MAX_ROUNDS):
             answers = asyncio.run(run(system.grpc_target, specs, concurrent=True))
             assert_same(answers, alone[: way.num_requests])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from blockyard_kernels.blocks import _runs
 from blockyard_kernels.ops import BLOCK_SIZES, kv_pool_shape
-from tests.kit.kernels.backends import KERNELS, Kernels
+from tests.kit.kernels.backends import KERNELS, Kernels, read_layer, store
+from tests.kit.kernels.random_tensors import random as random_numbers
 
 for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
 
@@ -119,3 +121,18 @@ def test_block_sizes_that_do_not_divide_a_split_are_refused(block_size: int, ker
         kv_pool_shape(4, 1, 1, block_size, 16)
     with pytest.raises(ValueError, match="block_size"):
         kernels.backend.plan_attention([1], [1], [[0]], block_size)
+
+
+@for_all
+def test_cleared_slots_are_zero_and_no_others(kernels: Kernels) -> None:
+    pool = torch.zeros(kv_pool_shape(4, 2, 2, 8, 16), dtype=kernels.dtype)
+    keys_values = random_numbers(2, 20, 2, 16, dtype=kernels.dtype)
+    for layer in (0, 1):
+        store(kernels.backend, pool, layer, [[3, 1, 2]], [keys_values])
+    expected = [read_layer(kernels, pool, layer).clone() for layer in (0, 1)]
+    assert all(each[[3, 1], :, :, 5].ne(0).any() for each in expected)
+    for each in expected:
+        each[3, :, :, 7] = each[1, :, :, 0] = each[2, :, :, 3] = 0
+    kernels.backend.clear_slots(pool, np.array([3, 1, 2]), np.array([7, 0, 3]))
+    for layer in (0, 1):
+        assert torch.equal(read_layer(kernels, pool, layer), expected[layer])

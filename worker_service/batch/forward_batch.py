@@ -7,6 +7,7 @@ Owns no row.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worker_service.batch.row_requests import RequestTable, RowRequests
+from worker_service.batch.runs import Runs, make_runs
 from worker_service.step import NO_IDS, Array, Step
 
 if TYPE_CHECKING:
@@ -23,33 +25,37 @@ if TYPE_CHECKING:
 
     from blockyard.errors import BlockyardError
     from blockyard_kernels.sampling import Flags
+    from worker_service.drafting.drafter import Proposal
     from worker_service.pooling.rows import PoolingRequest
 
-LayoutKey = tuple[bytes, bytes, bytes]
+LayoutKey = tuple[bytes, bytes, bytes, bytes]
 
 NO_ROWS = RequestTable(0).gather((), NO_IDS, NO_IDS)
+# Layouts that are kept of steps with the same rows.
+MAX_LAYOUTS = 16
 # A token that a launched step samples in row r is written as UNKNOWN - r until the step is finished.
 UNKNOWN = -1
 
 
-def layout_key(step: Step, ended: Flags, is_due: Flags) -> LayoutKey:
+def layout_key(step: Step, ended: Flags, is_due: Flags, num_drafts: Array | None = None) -> LayoutKey:
     """Makes the key of a step's layout; the flags [n] say which sequences have ended, and which it computes whole.
 
     The key and the rows determine the layout. Forks and requests also matter, but they always change the rows.
     """
-    return step.num_new_tokens.tobytes(), ended.tobytes(), is_due.tobytes()
+    drafts = b"" if num_drafts is None else num_drafts.tobytes()
+    return step.num_new_tokens.tobytes(), ended.tobytes(), is_due.tobytes(), drafts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLayout:
     """The plan of a step of n sequences, of which C compute tokens, T in all.
 
-    `step_rows` [n] are the rows of the step's sequences, `last_hidden` [n] the last hidden row of each. `computing` [C]
-    are the places of the sequences that compute, `rows` [C] and `num_new_tokens` [C] their rows and token counts. Token
-    t of the T belongs to sequence `owners[t]` of the C, `offsets[t]` tokens after its computed tokens. `prompt_places`
-    are the sequences that may get log probabilities of their prompts. After the step `computed_rows` have as many
-    computed tokens as the places `sources`: a child has those of its parent. `sampled` rows get a token, `beams` get
-    candidates.
+    `step_rows` [n] are the rows of the step's sequences, `last_hidden` [n] the last hidden row of each that is not a
+    draft's. `computing` [C] are the places of the sequences that compute, `rows` [C] and `num_new_tokens` [C] their
+    rows and token counts, drafts included. Token t of the T belongs to sequence `owners[t]` of the C, `offsets[t]`
+    tokens after its computed tokens. `prompt_places` are the sequences that may get log probabilities of their prompts.
+    After the step `computed_rows` have as many computed tokens as the places `sources`: a child has those of its
+    parent. `sampled` rows get a token, `beams` get candidates. `runs` are those of the sampled rows, if some drafted.
     """
 
     step_rows: Array
@@ -67,22 +73,32 @@ class StepLayout:
     sampled: RowRequests
     beams: RowRequests
     skipped_ids: tuple[int, ...]
+    runs: Runs | None = None
 
-    def holds_for(self, step_rows: Array, key: LayoutKey) -> bool:
-        """Returns whether another step has this layout. Its rows are the same array until a row gets a new sequence."""
-        return self.step_rows is step_rows and self.key == key
+    @property
+    def chosen_hidden(self) -> Array:
+        """The hidden rows whose logits are needed: those of the sampled rows, or of their runs, then of the beams."""
+        sampled = self.sampled if self.runs is None else self.runs.requests
+        return np.concatenate([sampled.last_hidden, self.beams.last_hidden])
 
 
-def make_layout(step: Step, step_rows: Array, ended: Flags, is_due: Flags, requests: RequestTable) -> StepLayout:
-    """Makes the layout of a step after its changes were applied."""
+def make_layout(
+    step: Step,
+    step_rows: Array,
+    ended: Flags,
+    is_due: Flags,
+    requests: RequestTable,
+    num_drafts: Array | None = None,
+) -> StepLayout:
+    """Makes the layout of a step after its changes were applied. `num_drafts` [n]: None, if there are no drafts."""
     live = ~ended
     computes = live & (step.num_new_tokens > 0)
     children = live & (step.num_new_tokens == 0)
     computing = np.flatnonzero(computes)
-    num_new_tokens = step.num_new_tokens[computing]
+    num_new_tokens = (step.num_new_tokens if num_drafts is None else step.num_new_tokens + num_drafts)[computing]
     ends = num_new_tokens.cumsum()
     last_hidden = np.zeros(len(step_rows), np.int64)
-    last_hidden[computing] = ends - 1
+    last_hidden[computing] = ends - 1 if num_drafts is None else ends - 1 - num_drafts[computing]
     sources = np.arange(len(step_rows))
     if np.count_nonzero(children):
         sources[children] = _places_of_parents(step, children)
@@ -97,9 +113,10 @@ def make_layout(step: Step, step_rows: Array, ended: Flags, is_due: Flags, reque
         ids = tuple(compress(step.sequence_ids, chosen.tolist()))
         return requests.gather(ids, step_rows[chosen], last_hidden[chosen])
 
+    sampled = select(samples & ~is_beam)
     return StepLayout(
         step_rows=step_rows,
-        key=layout_key(step, ended, is_due),
+        key=layout_key(step, ended, is_due, num_drafts),
         computing=computing,
         rows=step_rows[computing],
         num_new_tokens=num_new_tokens,
@@ -110,10 +127,42 @@ def make_layout(step: Step, step_rows: Array, ended: Flags, is_due: Flags, reque
         computed_rows=step_rows[live],
         sources=sources[live],
         lora_ids=requests.columns["lora_id"][step_rows[computing]],
-        sampled=select(samples & ~is_beam),
+        sampled=sampled,
         beams=select(samples & is_beam),
         skipped_ids=tuple(compress(step.sequence_ids, ended.tolist())),
+        runs=None if num_drafts is None else make_runs(sampled, num_drafts[samples & ~is_beam]),
     )
+
+
+class Layouts:
+    """The layouts of the last steps with the same rows: the numbers of drafts change from step to step."""
+
+    def __init__(self) -> None:
+        self._rows = NO_IDS
+        # The latest is the last.
+        self._layouts: OrderedDict[LayoutKey, StepLayout] = OrderedDict()
+
+    def find(
+        self,
+        step: Step,
+        step_rows: Array,
+        ended: Flags,
+        is_due: Flags,
+        requests: RequestTable,
+        num_drafts: Array | None,
+    ) -> StepLayout:
+        """Returns the layout of a step; see `make_layout`. The array of rows is another one after a row has changed."""
+        if step_rows is not self._rows:
+            self._layouts.clear()
+            self._rows = step_rows
+        key = layout_key(step, ended, is_due, num_drafts)
+        found = self._layouts.pop(key, None)
+        if found is None:
+            found = make_layout(step, step_rows, ended, is_due, requests, num_drafts)
+        self._layouts[key] = found
+        if len(self._layouts) > MAX_LAYOUTS:
+            self._layouts.popitem(last=False)
+        return found
 
 
 def _places_of_parents(step: Step, children: Flags) -> list[int]:
@@ -156,8 +205,9 @@ class ForwardBatch:
 
     `seq_lens` int64 [C], `block_tables` int32 [groups * C, widest], those of one KV group after those of another, and
     `token_ids` int64 [T] feed the forward pass, together with the layout's `num_new_tokens`; each is contiguous.
-    `computed_lengths` are those of the layout's `computed_rows`. `rejections` are sequences of the step, among the
-    layout's `skipped_ids`, that fail, and why. Two steps may share a layout: its arrays are never written to.
+    `computed_lengths` are those of the layout's `computed_rows`, without drafts. `rejections` are sequences of the
+    step, among the layout's `skipped_ids`, that fail, and why. `proposal`: the drafts, if there are any. Two steps may
+    share a layout: its arrays are never written to.
     """
 
     layout: StepLayout
@@ -168,6 +218,7 @@ class ForwardBatch:
     computed_lengths: Array
     pooled: tuple[PooledPiece, ...] = ()
     rejections: tuple[tuple[int, BlockyardError], ...] = ()
+    proposal: Proposal | None = None
 
     @property
     def pooled_rows(self) -> Array:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from worker_service.batch.drafts import NO_DRAFTS, BatchDrafts
 from worker_service.batch.forward_batch import (
     UNKNOWN,
     ForwardBatch,
     LateRows,
+    Layouts,
     PromptRows,
     StepLayout,
     divide_tables,
     find_pooled,
     find_rejections,
-    layout_key,
-    make_layout,
 )
-from worker_service.batch.row_requests import RequestTable, RowRequests, with_rows
+from worker_service.batch.row_requests import NO_LENGTH, RequestTable, RowRequests, with_rows
 from worker_service.sampling.sampler import SampleRows
 from worker_service.step import NO_IDS, Array, ForkedRow, NewRow, Step
 
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from blockyard.errors import BlockyardError
-    from blockyard.model_config.pooling.rule import PoolingRule
     from blockyard_kernels.sampling import Flags
+    from worker_service.batch.drafts import StepDrafts
+    from worker_service.batch.limits import BatchLimits
     from worker_service.batch.row_requests import Followers
+    from worker_service.batch.runs import Runs
+    from worker_service.drafting.drafter import Drafter
     from worker_service.grammars.matchers import Grammars
-    from worker_service.models.model_config import ModelConfig
 
 _NOTHING_FOUND: tuple[tuple[int, ...], Array] = ((), NO_IDS)
 PROGRESS = np.dtype(
@@ -67,64 +69,12 @@ class RowProgress:
         return self.num_tokens, self.num_computed_tokens, self.num_blocks, self.ended
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """The sizes of rows, and of the largest step."""
-
-    max_model_len: int
-    max_num_seqs: int
-    block_size: int
-    vocab_size: int
-    max_num_batched_tokens: int
-    # The keys that a query sees in each KV group; 0: all.
-    kv_windows: tuple[int, ...] = (0,)
-    rule: PoolingRule | None = None
-    pooled_width: int = 0
-    num_token_types: int = 0
-    whole_prompts: bool = False
-    """Whether a prompt is computed in one step, whole."""
-
-    @classmethod
-    def of(
-        cls,
-        config: ModelConfig,
-        kv_windows: tuple[int, ...],
-        max_model_len: int,
-        max_num_seqs: int,
-        block_size: int,
-        max_num_batched_tokens: int,
-    ) -> BatchLimits:
-        encoder = config.encoder
-        return cls(
-            max_model_len,
-            max_num_seqs,
-            block_size,
-            config.vocab_size,
-            max_num_batched_tokens,
-            kv_windows,
-            config.pooling,
-            config.hidden_size,
-            encoder.num_token_types if encoder else 0,
-            whole_prompts=encoder is not None,
-        )
-
-    @property
-    def num_kv_groups(self) -> int:
-        """The number of KV groups. A table has one block per group for every `block_size` tokens."""
-        return len(self.kv_windows)
-
-    @property
-    def max_num_blocks(self) -> int:
-        """The most blocks of one table: a full sequence's blocks, and one more per group that is allocated ahead."""
-        return (-(-self.max_model_len // self.block_size) + 1) * self.num_kv_groups
-
-
 class InputBatch:
     """The rows of live sequences."""
 
-    def __init__(self, limits: BatchLimits, grammars: Grammars | None = None) -> None:
-        # `grammars` is None for models that do not sample.
-        self.limits, self.grammars = limits, grammars
+    def __init__(self, limits: BatchLimits, grammars: Grammars | None = None, drafter: Drafter | None = None) -> None:
+        # `grammars` is None for models that do not sample, `drafter` for workers that do not draft.
+        self.limits, self.grammars, self.drafts = limits, grammars, BatchDrafts(drafter, limits.vocab_size)
         # Sampled ids return with the next step; this rank never appends or finishes.
         self.takes_ids = False
         self._row_of: dict[int, int] = {}
@@ -139,7 +89,7 @@ class InputBatch:
         # The number of sequences that each row has had.
         self._owners = np.zeros(0, np.int64)
         self._found = _NOTHING_FOUND
-        self._layout: StepLayout | None = None
+        self._layouts = Layouts()
         self._grow(limits.max_num_seqs)
 
     def __len__(self) -> int:
@@ -168,6 +118,12 @@ class InputBatch:
         """Copies the adapters of sequences [n], or of all; 0: no adapter, or the sequence is unknown or has ended."""
         rows = np.array([self._row_of.get(each, -1) for each in sequence_ids or self._row_of], np.int64)
         return np.where(self._progress["ended"][rows] | (rows < 0), 0, self._requests.columns["lora_id"][rows])
+
+    def may_draft(self, sequence_ids: tuple[int, ...]) -> Flags:
+        """Returns whether each sequence [n] is of a kind that may draft; an unknown sequence is not."""
+        rows = self._find_rows(sequence_ids)
+        columns = self._requests.columns[rows]
+        return (rows >= 0) & (columns["max_length"] < NO_LENGTH) & (columns["num_beam_candidates"] == 0)
 
     def progress(self, sequence_id: int) -> RowProgress:
         """Returns the progress of a sequence; an unknown sequence has no progress."""
@@ -229,6 +185,7 @@ class InputBatch:
             self._grow(2 * len(self._token_ids))
         row = self._row_of[sequence_id] = self._free.pop()
         self._owners[row] += 1
+        self.drafts.begin(row)
         return row
 
     def _grow(self, num_rows: int) -> None:
@@ -241,6 +198,7 @@ class InputBatch:
         self._progress = with_rows(self._progress, num_rows + 1)
         self._block_tables = with_rows(self._block_tables, num_rows)
         self._owners = with_rows(self._owners, num_rows)
+        self.drafts.grow(num_rows)
         self._requests.grow(num_rows)
         self._free.extend(range(num_rows - 1, old - 1, -1))
 
@@ -294,8 +252,10 @@ class InputBatch:
         """Makes the forward batch of a step after its changes were applied."""
         rows, progress = self._find_rows(step.sequence_ids), self._progress
         lengths = progress["num_computed_tokens"][rows] + step.num_new_tokens
-        layout = self._find_layout(step, rows, progress["ended"][rows], lengths == progress["num_tokens"][rows])
-        seq_lens = lengths[layout.computing]
+        drafted = self._draft(step, rows) if len(step.max_draft_tokens) else NO_DRAFTS
+        ended, is_due = progress["ended"][rows], lengths == progress["num_tokens"][rows]
+        layout = self._layouts.find(step, rows, ended, is_due, self._requests, drafted.num_drafts)
+        seq_lens = (lengths if drafted.num_drafts is None else lengths + drafted.num_drafts)[layout.computing]
         return ForwardBatch(
             layout=layout,
             seq_lens=seq_lens,
@@ -305,12 +265,12 @@ class InputBatch:
             computed_lengths=lengths[layout.sources],
             pooled=find_pooled(step, layout, lengths, progress["num_tokens"], self._requests.poolings),
             rejections=find_rejections(step, self._rejections),
+            proposal=drafted.proposal,
         )
 
-    def _find_layout(self, step: Step, rows: Array, ended: Flags, is_due: Flags) -> StepLayout:
-        if self._layout is None or not self._layout.holds_for(rows, layout_key(step, ended, is_due)):
-            self._layout = make_layout(step, rows, ended, is_due, self._requests)
-        return self._layout
+    def _draft(self, step: Step, rows: Array) -> StepDrafts:
+        """Writes drafts behind the known ids of the rows that may have some."""
+        return self.drafts.write(step, rows, self._progress, self._token_ids, self._requests)
 
     def _prompts(self, step: Step, layout: StepLayout) -> Iterator[PromptRows]:
         """Returns the pieces of prompts whose log probabilities the step can compute."""
@@ -338,23 +298,58 @@ class InputBatch:
         outputs = {place: self._output(requests.rows[place]) for place in requests.has_bad_words}
         return SampleRows(requests.columns, positions, requests.lists, outputs)
 
-    def _output(self, row: int) -> npt.NDArray[np.int32]:
-        return self._token_ids[row, self._requests.columns["prompt_length"][row] : self._progress["num_tokens"][row]]
+    def sample_run_rows(self, runs: Runs, places: Array) -> SampleRows:
+        """Returns the sampler's input for some rows of runs, as if all drafts before them were known tokens."""
+        rows, offsets = runs.requests.rows[places], runs.offsets[places]
+        columns = runs.requests.columns[places]
+        positions = self._progress["num_tokens"][rows] - columns["prompt_length"] + offsets
+        lists = [runs.requests.lists[place] for place in places.tolist()]
+        numbered = enumerate(zip(rows.tolist(), offsets.tolist(), lists, strict=True))
+        outputs = {place: self._output(row, offset) for place, (row, offset, each) in numbered if each.bad_words}
+        return SampleRows(columns, positions, lists, outputs)
 
-    def commit(self, forward_batch: ForwardBatch, token_ids: Array, failed: Flags) -> None:
-        """Records what a step computed and sampled: [R] each. Rows that failed or sampled a stop token have ended."""
+    def find_last(self, runs: Runs, token_ids: Array) -> Flags:
+        """Returns whether each row of runs [V] ends its sequence with its token."""
+        num_tokens = self._progress["num_tokens"][runs.requests.rows] + runs.offsets
+        return runs.requests.are_stops(token_ids, num_tokens)
+
+    def _output(self, row: int, num_drafts: int = 0) -> npt.NDArray[np.int32]:
+        begin, end = self._requests.columns["prompt_length"][row], self._progress["num_tokens"][row]
+        return self._token_ids[row, begin : end + num_drafts]
+
+    def commit(self, forward_batch: ForwardBatch, token_ids: Array, failed: Flags, counts: Array | None = None) -> None:
+        """Records what a step computed and sampled: [R] each. Rows that failed or sampled a stop token have ended.
+
+        `counts` [R], for steps with drafts: how many of `token_ids` each sequence has; its followers know them already.
+        """
         progress, layout = self._progress, forward_batch.layout
         progress["num_computed_tokens"][layout.computed_rows] = forward_batch.computed_lengths
         if self.takes_ids:
+            return
+        if counts is not None:
+            self.drafts.commit(forward_batch, progress, self._token_ids, token_ids, failed, counts)
             return
         sampled = layout.sampled
         is_stop = sampled.are_stops(token_ids, progress["num_tokens"][sampled.rows])
         progress["ended"][sampled.rows] = failed | is_stop
         self._append_tokens(sampled.rows, sampled.followers, token_ids)
 
+    def find_slots(self, forward_batch: ForwardBatch, chosen: Flags) -> tuple[Array, Array]:
+        """Finds the slots of some runs, which count nothing; `chosen` [R] -> (block ids, slots)."""
+        runs, size, num_groups = forward_batch.layout.runs, self.limits.block_size, self.limits.num_kv_groups
+        assert runs is not None
+        of_chosen = np.flatnonzero(chosen[runs.owners])
+        rows = runs.requests.rows[of_chosen]
+        places = self._progress["num_computed_tokens"][rows] + runs.offsets[of_chosen]
+        tables = self._block_tables[rows].reshape(len(rows), -1, num_groups)
+        blocks = tables[np.arange(len(rows)), places // size].ravel().astype(np.int64)
+        return blocks, (places % size).repeat(num_groups)
+
     def must_wait(self, step: Step) -> bool:
         """Returns whether a step whose changes were applied needs the tokens of all steps before it on the host."""
-        return bool(self._requests.columns["must_wait"][self._find_rows(step.sequence_ids)].any())
+        return len(step.max_draft_tokens) > 0 or bool(
+            self._requests.columns["must_wait"][self._find_rows(step.sequence_ids)].any()
+        )
 
     def advance(self, forward_batch: ForwardBatch) -> LateRows:
         """Records what a launched step will have computed, except the tokens that it samples."""

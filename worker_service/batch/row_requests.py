@@ -18,11 +18,15 @@ from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceList
 
 if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
+    from blockyard_kernels.drafting import Ids
     from worker_service.grammars.matchers import Grammars, GrammarState
     from worker_service.sampling.sampling_state import Follower
     from worker_service.step import Array, NewRow
 
     Followers = list[tuple[int, Follower]]
+
+# The length at which a row ends that the scheduler alone ends.
+NO_LENGTH = 2**62
 
 ROW = np.dtype(
     [
@@ -30,6 +34,8 @@ ROW = np.dtype(
         # The host must know the row's tokens, or the row requests more than a token: no step with the row is
         # launched before the previous step is finished.
         ("must_wait", np.bool_),
+        # The length of prompt and output at which the row ends.
+        ("max_length", np.int64),
         # The row's adapter; 0: none.
         ("lora_id", np.int64),
         # The number of first tokens of the prompt that are a soft prompt. They get no log probabilities; neither does
@@ -70,10 +76,27 @@ class RowRequests:
     def ids(self, chosen: npt.NDArray[np.bool_]) -> tuple[int, ...]:
         return tuple(compress(self.sequence_ids, chosen.tolist()))
 
+    def repeated(self, owners: Array, last_hidden: Array) -> RowRequests:
+        """Returns rows in which those of this appear as often as `owners` has their places, without ids and states."""
+        of_each = owners.tolist()
+        return RowRequests(
+            (),
+            self.rows[owners],
+            last_hidden,
+            self.columns[owners],
+            [self.lists[owner] for owner in of_each],
+            followers=[],
+            has_bad_words=[],
+            grammars=[],
+            stop_token_ids=self.stop_token_ids[owners],
+            least_tokens=self.least_tokens[owners],
+            is_plain_greedy=self.is_plain_greedy,
+        )
+
     def are_stops(self, token_ids: Array, num_tokens: Array) -> npt.NDArray[np.bool_]:
         """Returns whether each row [R] ends with its next token; the row had `num_tokens` tokens before it."""
         is_stop = (self.stop_token_ids == token_ids[:, None]).any(-1)
-        return is_stop & (num_tokens >= self.least_tokens)
+        return (is_stop & (num_tokens >= self.least_tokens)) | (num_tokens + 1 >= self.columns["max_length"])
 
 
 class RequestTable:
@@ -97,6 +120,7 @@ class RequestTable:
         record: Any = self.columns[row]
         write_sampling(record, sequence, lists, self._vocab_size)
         record["prompt_length"] = sequence.prompt_length
+        record["max_length"] = sequence.max_length or NO_LENGTH
         record["lora_id"] = sequence.lora_id
         record["num_virtual_tokens"] = sequence.num_virtual_tokens
         asks = max(record["logprobs"], record["prompt_logprobs"]) >= 0 or record["num_beam_candidates"] > 0
@@ -130,6 +154,15 @@ class RequestTable:
         """Returns the states to which the rows' tokens are appended, by place."""
         lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
         return [(place, follower) for place, each in lists for follower in each.followers]
+
+    def predicted(self, rows: Array) -> list[Ids | None]:
+        """Returns the ids that each row's request predicts; None: it predicts none."""
+        return [self._lists[row].predicted_token_ids for row in rows.tolist()]
+
+    def grammars(self, rows: Array) -> list[tuple[int, GrammarState]]:
+        """Returns the grammar states of the rows that have one, by place."""
+        lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
+        return [(place, each.grammar) for place, each in lists if each.grammar is not None]
 
     def gather(self, sequence_ids: tuple[int, ...], rows: Array, last_hidden: Array) -> RowRequests:
         """Gathers the requests of some rows. They are valid while each row belongs to the same sequence."""

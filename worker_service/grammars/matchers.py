@@ -200,7 +200,8 @@ class GrammarState:
         self._matcher: LLMatcher | None = None
         self._token_ids = token_ids
         self._num_consumed = 0
-        self._is_masked = False  # behind these
+        # The mask behind these tokens, once it was made.
+        self._last_mask: Words | None = None
         self._ends = ends
         self.failure: BlockyardError | None = None
         """The reason why no token is allowed any more."""
@@ -217,7 +218,7 @@ class GrammarState:
         # A twin without a matcher takes the compiled grammar's, and is moved on by all of its tokens.
         with suppress(ExtensionPanic), panics_as_errors():
             twin._matcher = self._matcher.deep_copy()
-            twin._num_consumed, twin._is_masked = self._num_consumed, self._is_masked
+            twin._num_consumed, twin._last_mask = self._num_consumed, self._last_mask
         return twin
 
     def fill(self, words: Words) -> None:
@@ -246,23 +247,49 @@ class GrammarState:
             if error.reason is not Reason.GRAMMAR_TOO_COMPLEX:
                 raise
             # Copies of a matcher share a lexer, which the texts of other rows may have brought to its limits.
-            self._matcher, self._num_consumed, self._is_masked = self._renew(), 0, False
+            self._matcher, self._num_consumed, self._last_mask = self._renew(), 0, None
             self._advance(self._matcher, words)
 
-    def _advance(self, matcher: LLMatcher, words: Words) -> None:
+    def forced_token_ids(self, most: int, vocab_size: int) -> list[int]:
+        """Returns the tokens that the grammar leaves no choice about, as it would divide their text.
+
+        No mask may be on its way. The state stays as it is: what it costs to follow the grammar is the same.
+        """
+        if self._matcher is None or self.failure is not None:
+            return []
+        # A matcher that fails here fails again at the next mask, which says why.
+        with suppress(BlockyardError, ExtensionPanic), panics_as_errors():
+            self._consume(self._matcher)
+            ids = self._matcher.compute_ff_tokens()[:most]
+            return ids if max(ids, default=0) < vocab_size else []
+        return []
+
+    def _consume(self, matcher: LLMatcher) -> None:
+        """Moves a matcher on by the tokens that it lacks."""
         for token_id in self._token_ids[self._num_consumed :]:
-            if not self._is_masked:
+            if self._last_mask is None:
                 # A mask counts against a matcher's limits, so a matcher that catches up has to make the masks, too.
                 _mask(matcher)
-            self._is_masked = False
+            self._last_mask = None
             # End ids are not part of the grammar's text. Before min_tokens the output may have several.
             if not (token_id in self._ends.token_ids and matcher.is_accepting()) and not matcher.consume_token(
                 token_id
             ):
                 raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)
-        self._num_consumed = len(self._token_ids)
+            self._num_consumed += 1
+
+    def _advance(self, matcher: LLMatcher, words: Words) -> None:
+        self._consume(matcher)
+        if self._last_mask is not None:
+            # The token behind these is chosen again: a second mask would count twice.
+            words[:] = self._last_mask
+            return
         words[:] = _mask(matcher)[: len(words)]
-        self._is_masked = True
+        self._close(matcher, words)
+        self._last_mask = words.copy()
+
+    def _close(self, matcher: LLMatcher, words: Words) -> None:
+        """Allows the tokens that end the sequence where the grammar may end, and only there."""
         if matcher.is_accepting():
             _clear(words, self._ends.own)
             index, bits = self._ends.all
@@ -327,6 +354,12 @@ class Masks:
         """Returns whether a row has no mask, or one that allows a token."""
         words = self._words_of(row)
         return words is None or bool(words[token_id // WORD_BITS] >> np.uint32(token_id % WORD_BITS) & np.uint32(1))
+
+    def of_places(self, places: Ids, kept: npt.NDArray[np.bool_]) -> Masks:
+        """Returns the masks of some rows for places that are others now; `places` and `kept`: by the place before."""
+        is_kept = kept[self.rows]
+        words = self._words if is_kept.all() else self.join()[is_kept]
+        return Masks(places[self.rows[is_kept]], words, self._done)
 
     def leaves_only(self, row: int, token_ids: Ids) -> bool:
         """Returns whether a row has a mask that allows no tokens except some of these."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from blockyard.contract.workers import CachePlan
     from worker_service.runner.model_runner import ModelRunner
 
 # A profile on a CPU computes as much as this time allows and scales it: a step's memory grows with tokens and rows.
@@ -40,6 +41,10 @@ TRIAL_SEQUENCES = 8
 NUM_TRIALS, MIN_TRIALS = 7, 2
 MAX_TRIAL_SECONDS = 0.3
 MIN_GAIN = 0.1
+# The numbers of rows of which decodes are measured, of each the most trials, and their longest time.
+DECODE_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+DECODE_TRIALS = 10
+MAX_DECODE_SECONDS = 0.2
 # A longer step gets all threads: a decode that waits for memory gains little from them, but prefills do.
 SMALL_STEP_SECONDS = 1e-3
 # A step that takes this long even once is not small, whatever else ran meanwhile.
@@ -146,6 +151,26 @@ def settle_threads(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_nu
     chosen = fewest_good_threads(best)
     runner.backend.set_num_threads(chosen)
     return chosen
+
+
+@torch.inference_mode()
+def measure_decodes(runner: ModelRunner, kv_pool: Tensor, plan: CachePlan) -> dict[int, float]:
+    """Measures steps of decodes: for each of some numbers of rows the seconds of the fastest one.
+
+    They are the scheduler's first guess at what a row more costs; it goes on by what it sees.
+    """
+    seconds: dict[int, float] = {}
+    most_rows = min(plan.max_num_seqs + plan.max_draft_rows, plan.max_num_batched_tokens)
+    for num_rows in (each for each in DECODE_ROWS if each <= most_rows):
+        started, num_trials, best = time.perf_counter(), 0, math.inf
+        while num_trials < MIN_TRIALS or (
+            num_trials < DECODE_TRIALS and time.perf_counter() - started < MAX_DECODE_SECONDS
+        ):
+            begin = time.perf_counter()
+            dry_decode(runner, kv_pool, plan.block_size, num_rows)
+            best, num_trials = min(best, time.perf_counter() - begin), num_trials + 1
+        seconds[num_rows] = best
+    return seconds
 
 
 def profile(runner: ModelRunner, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from blockyard.capacity.steps import max_prompt_rows
-from blockyard_kernels.capture import CapturedStep, CaptureSizes, StepInputs, StepOutputs
+from blockyard_kernels.capture import CapturedStep, CaptureSizes, StepInputs
 from blockyard_kernels.launching import Launched, upload
 from worker_service.batch.forward_batch import UNKNOWN, ForwardBatch, PromptRows, StepLayout
 from worker_service.lora.slots import AdapterSlots
-from worker_service.models.layers import SharedVocabulary
+from worker_service.runner.chooser import Chooser
 from worker_service.sampling import logprobs
-from worker_service.sampling.sampler import BeamCandidates, Sampled, Sampler, SampleRows
+from worker_service.sampling.sampler import BeamCandidates, Sampled, SampleRows
 from worker_service.step import NOTHING_POOLED, Array, Logprobs, Pooled, PromptPieceLogprobs, Step
 
 if TYPE_CHECKING:
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from blockyard_kernels.collectives import Collectives, Ranks
+    from blockyard_kernels.collectives import Ranks
     from blockyard_kernels.lora import LoraRows
-    from blockyard_kernels.ops import AttentionBatch, Backend
-    from blockyard_kernels.sampling import Flags
+    from blockyard_kernels.ops import AttentionBatch
     from worker_service.batch.input_batch import InputBatch
     from worker_service.cache_engine import CacheEngine
-    from worker_service.grammars.matchers import Masks
     from worker_service.models.loader import RunnableModel
 
 
@@ -47,91 +45,6 @@ class RunnerOutput:
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     pooled: Pooled = NOTHING_POOLED
-
-
-class Chooser:
-    """The sampler of one model, at one rank.
-
-    Where ranks share the vocabulary, every rank chooses the tokens of plain greedy rows from the best logits of all
-    ranks. For all other rows rank 0 gathers the logits, chooses, and broadcasts its choice. The step alone decides
-    which of the two ways is taken, never a number that was computed.
-    """
-
-    def __init__(self, backend: Backend, vocab_size: int) -> None:
-        self.sampler = Sampler(backend)
-        self._vocab_size = vocab_size
-        self.shared: SharedVocabulary | None = None
-        """The sharded vocabulary, if other ranks hold parts of it."""
-        self._masks: Masks | None = None
-
-    def join(self, collectives: Collectives) -> None:
-        self.shared = SharedVocabulary(self._vocab_size, collectives) if collectives.size > 1 else None
-
-    def whole(self, logits: Tensor) -> Tensor | None:
-        """Returns logits over the whole vocabulary; None if another rank gathers them."""
-        return logits if self.shared is None else self.shared.gather(logits)
-
-    def begin(self, layout: StepLayout, batch: InputBatch) -> None:
-        """Begins the masks of a step's grammars, which are made while the network computes."""
-        states = layout.sampled.grammars
-        self._masks = batch.grammars.begin_masks(states) if states and batch.grammars is not None else None
-
-    def choose(
-        self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None = None
-    ) -> tuple[Sampled, BeamCandidates]:
-        """Samples the first rows, and finds the candidates of the remaining rows, which belong to beams."""
-        if self.shared is None:
-            return self._choose_here(logits, layout, batch, finite)
-        return (
-            self._choose_together(self.shared, logits, layout, batch) if len(logits) else (Sampled(), BeamCandidates())
-        )
-
-    def choose_replayed(
-        self, outputs: StepOutputs, layout: StepLayout, batch: InputBatch
-    ) -> tuple[Sampled, BeamCandidates]:
-        """Chooses from the outputs of a captured step, which has no logits where all rows are plain greedy."""
-        if outputs.logits is not None:
-            return self.choose(outputs.logits, layout, batch, outputs.finite)
-        best, finite = outputs.best, outputs.finite
-        assert best is not None
-        assert finite is not None
-        if self.shared is not None:
-            ids = best + self.shared.first_token
-            assert outputs.best_values is not None
-            best, finite = self.shared.collectives.exchange_best(outputs.best_values, ids, finite)
-        return Sampled(best, ~finite, np.zeros_like(finite), finite=finite), BeamCandidates()
-
-    def _choose_here(
-        self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None
-    ) -> tuple[Sampled, BeamCandidates]:
-        sampled, candidates, num_sampled = Sampled(), BeamCandidates(), len(layout.sampled)
-        masks, self._masks = self._masks, None
-        of_sampled, of_beams = (None, None) if finite is None else (finite[:num_sampled], finite[num_sampled:])
-        if num_sampled:
-            rows = replace(batch.sample_rows(layout.sampled), masks=masks)
-            sampled = self.sampler.sample(logits[:num_sampled], rows, of_sampled)
-        if len(layout.beams):
-            candidates = self.sampler.candidates(logits[num_sampled:], batch.sample_rows(layout.beams), of_beams)
-        return sampled, candidates
-
-    def _choose_together(
-        self, shared: SharedVocabulary, logits: Tensor, layout: StepLayout, batch: InputBatch
-    ) -> tuple[Sampled, BeamCandidates]:
-        """Lets rank 0 choose, and takes its choice: the token of each row, or -1 where the row failed."""
-        whole, num_sampled = shared.gather(logits), len(layout.sampled)
-        choice = np.zeros(len(logits), np.int32)
-        if whole is not None:
-            sampled, candidates = self._choose_here(whole, layout, batch, None)
-            choice[:num_sampled] = np.where(sampled.failed, -1, sampled.token_ids)
-            choice[num_sampled:] = np.where(candidates.failed, -1, 0)
-            shared.collectives.broadcast(choice)
-            return sampled, candidates
-        choice = shared.collectives.broadcast(choice)
-        failed = choice < 0
-        of_sampled, of_beams = failed[:num_sampled], failed[num_sampled:]
-        token_ids = choice[:num_sampled].astype(np.int64)
-        sampled = Sampled(token_ids, of_sampled, np.zeros_like(of_sampled), finite=~of_sampled)
-        return sampled, BeamCandidates(of_beams, finite=~of_beams)
 
 
 class ModelRunner:
@@ -181,13 +94,13 @@ class ModelRunner:
         if not len(layout.rows):
             return RunnerOutput()
         self.chooser.begin(layout, batch)
-        due = np.concatenate([layout.sampled.last_hidden, layout.beams.last_hidden])
+        due = layout.chosen_hidden
         lora, forward_batch = self._lora_rows(layout), self._place(forward_batch)
         if self.captured is not None and not prompts:
             columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
             inputs = StepInputs(layout.num_new_tokens, *columns, due, lora=lora)
             if self.captured.takes(inputs):
-                return self._replay(self.captured, inputs, layout, batch, started)
+                return self._replay(self.captured, inputs, forward_batch, batch, started)
         token_ids = self._to_device(forward_batch.token_ids)
         hidden = self.model.forward(token_ids, self._plan(forward_batch, batch.limits.block_size, lora), kv_pool)
         if not self.has_head:
@@ -196,7 +109,7 @@ class ModelRunner:
         logits = self.model.compute_logits(hidden[self._to_device(due)])
         self._synchronize()
         computed = time.perf_counter()
-        sampled, candidates = self.chooser.choose(logits, layout, batch)
+        sampled, candidates = self.chooser.choose(logits, forward_batch, batch)
         # The logits of prompts need as much memory as the logits of samples, so the latter are freed first.
         del logits
         prompt_logprobs = self._prompt_logprobs(prompts, hidden) if prompts else ()
@@ -264,15 +177,16 @@ class ModelRunner:
         return self._rows_of[1]
 
     def _replay(
-        self, captured: CapturedStep, inputs: StepInputs, layout: StepLayout, batch: InputBatch, started: float
+        self, captured: CapturedStep, inputs: StepInputs, forward_batch: ForwardBatch, batch: InputBatch, started: float
     ) -> RunnerOutput:
         """Replays a step without log probabilities of prompts; it makes no logits if all rows are plain greedy."""
+        layout = forward_batch.layout
         is_plain = not len(layout.beams) and layout.sampled.is_plain_greedy
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
         if not self.has_head:
             return RunnerOutput(forward_seconds=computed - started)
-        sampled, candidates = self.chooser.choose_replayed(outputs, layout, batch)
+        sampled, candidates = self.chooser.choose_replayed(outputs, forward_batch, batch)
         return RunnerOutput(sampled, candidates, (), computed - started, time.perf_counter() - computed)
 
     def _prompt_logprobs(self, pieces: Sequence[PromptRows], hidden: Tensor) -> tuple[PromptPieceLogprobs, ...]:

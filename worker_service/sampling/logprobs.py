@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worker_service.step import Array, Logprobs, no_ids
+from worker_service.step import NO_LOGPROBS, Array, Logprobs, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,18 @@ def concatenate(parts: Sequence[Logprobs]) -> Logprobs:
         np.concatenate([part.logprobs for part in parts]),
         np.concatenate([part.ranks for part in parts]),
     )
+
+
+def in_order(parts: Sequence[tuple[Array, Logprobs]]) -> Logprobs:
+    """Joins columns with ranks of tokens at known places, in the order of their places."""
+    if not parts:
+        return NO_LOGPROBS
+    whole = concatenate([columns for _, columns in parts])
+    order = np.argsort(np.concatenate([places for places, _ in parts]))
+    begins, counts = whole.num_candidates.cumsum() - whole.num_candidates, whole.num_candidates[order]
+    within = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
+    taken = begins[order].repeat(counts) + within
+    return Logprobs(counts, whole.token_ids[taken], whole.logprobs[taken], whole.ranks[taken])
 
 
 def split(whole: Logprobs, lengths: Sequence[int]) -> list[Logprobs]:

@@ -113,6 +113,9 @@ class Sampled:
 
     A row failed if its logits are not `finite` or if edits left no token; its token id is arbitrary. `logprobs` belong
     to the rows that `has_logprobs` marks: rows that requested them and did not fail.
+
+    In a step with drafts the R are sequences, `counts` [R] says how many of `token_ids` belong to each in turn, and
+    `has_logprobs` marks tokens. A sequence that has none and did not fail computes its last known token again.
     """
 
     token_ids: Array = field(default_factory=no_ids)
@@ -120,6 +123,15 @@ class Sampled:
     has_logprobs: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     logprobs: Logprobs = NO_LOGPROBS
     finite: Flags = field(default_factory=lambda: np.ones(0, np.bool_))
+    counts: Array | None = None
+
+    @property
+    def starts_over(self) -> Flags | None:
+        """Whether each sequence [R] computes its last known token again; None: none does."""
+        if self.counts is None:
+            return None
+        starts_over = (self.counts == 0) & ~self.failed
+        return starts_over if starts_over.any() else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,6 +200,10 @@ class Sampler:
         places = np.flatnonzero(has_logprobs)
         found = logprobs.of_tokens(self._ops, logits, places, token_ids[places], columns["logprobs"][places])
         return Sampled(token_ids, failed, has_logprobs, found, finite)
+
+    def find_finite(self, logits: Tensor) -> Flags:
+        """Returns whether all logits of each row are finite."""
+        return self._ops.finite_rows(logits)
 
     @torch.inference_mode()
     def launch(self, logits: Tensor, rows: SampleRows) -> tuple[Tensor, Tensor]:

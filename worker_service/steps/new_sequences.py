@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from blockyard.contract.sampling import ThinkingTokens
-    from worker_service.batch.input_batch import BatchLimits
+    from worker_service.batch.limits import BatchLimits
 
 log = EventLogger(__name__)
 
@@ -100,8 +100,9 @@ def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[
     for token_id, bias in sampling.logit_bias.items():
         if token_id >= vocab_size or not math.isfinite(bias):
             yield "logit_bias", f"{bias} for token id {token_id} of {vocab_size}"
-    if max(sampling.allowed_token_ids, default=0) >= vocab_size:
-        yield "allowed_token_ids", f"token ids must be below {vocab_size}"
+    for name in ("allowed_token_ids", "predicted_token_ids"):
+        if max(getattr(sampling, name), default=0) >= vocab_size:
+            yield name, f"token ids must be below {vocab_size}"
     if not all(sampling.bad_token_sequences):
         yield "bad_token_sequences", "none may be empty"
     elif max(map(max, sampling.bad_token_sequences), default=0) >= vocab_size:

@@ -59,9 +59,12 @@ class StepDigest:
     def add_outputs(self, forward_batch: ForwardBatch, output: RunnerOutput) -> None:
         """Adds the tokens that a step sampled. All ranks of the last stage have the same tokens."""
         sampled = output.sampled
-        # The token of a failed row has no meaning.
-        token_ids = np.where(sampled.failed, FAILED, sampled.token_ids)
-        columns = (token_ids, output.candidates.failed, forward_batch.layout.skipped_ids)
+        others = output.candidates.failed, forward_batch.layout.skipped_ids
+        if sampled.counts is None:
+            # The token of a failed row has no meaning.
+            columns = (np.where(sampled.failed, FAILED, sampled.token_ids), *others)
+        else:
+            columns = (sampled.token_ids, sampled.counts, sampled.failed, *others)
         self._outputs = _chain(self._outputs, columns)
 
 
@@ -81,6 +84,9 @@ def _input_columns(step: Step, forward_batch: ForwardBatch) -> Iterator[Column]:
         yield block_ids
     yield step.activated_lora_slots
     yield step.activated_lora_ids
+    if len(step.max_draft_tokens):
+        yield step.max_draft_tokens
+        yield step.draft_prices
     for new in step.new_sequences:
         yield new.sequence_id, new.lora_id
         yield new.block_ids

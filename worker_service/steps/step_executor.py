@@ -276,7 +276,11 @@ class StepExecutor:
         output = self.runner.run(forward_batch, self.batch, self.cache.device_pool)
         if self._ranks is not None:
             self._ranks.on_outputs(forward_batch, output)
-        self.batch.commit(forward_batch, output.sampled.token_ids, output.sampled.failed)
+        sampled = output.sampled
+        self.batch.commit(forward_batch, sampled.token_ids, sampled.failed, sampled.counts)
+        if (starts_over := sampled.starts_over) is not None:
+            # What wrong drafts have written may be no numbers, which would spoil rows that must not see it.
+            self.cache.clear_slots(*self.batch.find_slots(forward_batch, starts_over))
         self.batch.end(forward_batch.layout.beams.rows[output.candidates.failed])
         self.batch.end(forward_batch.pooled_rows)
         times.begun_at = started

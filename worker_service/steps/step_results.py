@@ -39,9 +39,14 @@ def make_result(
     dropped, skipped_ids = sampled.failed, layout.skipped_ids
     if skipped is not None and np.count_nonzero(skipped):
         dropped, skipped_ids = dropped | skipped, (*skipped_ids, *layout.sampled.ids(skipped))
+    num_tokens: tuple[int, ...] = () if sampled.counts is None else tuple(sampled.counts.tolist())
     if np.count_nonzero(dropped) or np.count_nonzero(candidates.failed):
         failures = (*_failures(layout.sampled, sampled), *_failures(layout.beams, candidates))
-        sequence_ids, token_ids = layout.sampled.ids(~dropped), token_ids[~dropped]
+        sequence_ids = layout.sampled.ids(~dropped)
+        if sampled.counts is None:
+            token_ids = token_ids[~dropped]
+        else:
+            num_tokens = tuple(sampled.counts[~dropped].tolist())
         beam_ids = layout.beams.ids(~candidates.failed)
     pooled, lost = _split(output.pooled)
     failures = (*failures, *((sequence_id, _not_finite("the pooled values are")) for sequence_id in lost))
@@ -56,14 +61,25 @@ def make_result(
         tuple(token_ids.tolist()),
         skipped_ids,
         failures,
-        logprob_sequence_ids=layout.sampled.ids(sampled.has_logprobs),
+        logprob_sequence_ids=_with_logprobs(layout.sampled, sampled),
         logprobs=sampled.logprobs,
         prompt_logprobs=output.prompt_logprobs,
         beam_sequence_ids=beam_ids,
         beam_candidates=candidates.logprobs,
         pooled=pooled,
         times=times,
+        num_tokens=num_tokens,
+        num_draft_tokens=0 if layout.runs is None else int(layout.runs.num_drafts.sum()),
+        num_accepted_tokens=0 if sampled.counts is None else int(np.maximum(sampled.counts - 1, 0).sum()),
     )
+
+
+def _with_logprobs(requests: RowRequests, sampled: Sampled) -> tuple[int, ...]:
+    """Returns the sequence of each token that has log probabilities."""
+    if sampled.counts is None:
+        return requests.ids(sampled.has_logprobs)
+    owners = np.arange(len(requests)).repeat(sampled.counts)[sampled.has_logprobs]
+    return tuple(requests.sequence_ids[owner] for owner in owners.tolist())
 
 
 def _failures(requests: RowRequests, output: Sampled | BeamCandidates) -> Iterator[tuple[int, BlockyardError]]:

@@ -117,7 +117,10 @@ class _StepCheck:
         self._check_inputs()
         self._check_tables()
         if self._columns_fit():
-            self._check_scheduled()
+            progress = self._current_progress()
+            self._check_scheduled(progress)
+            if len(self._step.max_draft_tokens) or len(self._step.draft_prices):
+                self._check_drafts(progress)
 
     def add_violation(self, field: str, description: str) -> None:
         """Adds a violation; raises _Enough with the last that is reported."""
@@ -275,14 +278,9 @@ class _StepCheck:
             self.add_violation("sequence_ids", f"sequences {sorted(unknown)[:8]} are not known")
         return not unknown
 
-    def _check_scheduled(self) -> None:
+    def _check_scheduled(self, progress: npt.NDArray[np.void]) -> None:
         """Checks the columns of what is computed: lengths, tables, children."""
         step, limits = self._step, self._batch.limits
-        progress = self._batch.progress_of(step.sequence_ids)
-        if self._changed:
-            for index, sequence_id in enumerate(step.sequence_ids):
-                if sequence_id in self._changed:
-                    progress[index] = self._changed[sequence_id].record()
         live, num_tokens = ~progress["ended"], progress["num_tokens"]
         lengths = progress["num_computed_tokens"] + step.num_new_tokens
         self._add_row_violation("num_new_tokens", live & (lengths > num_tokens), "computes more tokens than are known")
@@ -299,6 +297,59 @@ class _StepCheck:
             self._add_row_violation(
                 "num_new_tokens", children & ~self._has_sampling_parent(samples), "has no parent that samples"
             )
+
+    def _current_progress(self) -> npt.NDArray[np.void]:
+        """Returns the progress of the step's sequences after its changes: records PROGRESS [n]."""
+        progress = self._batch.progress_of(self._step.sequence_ids)
+        if self._changed:
+            for index, sequence_id in enumerate(self._step.sequence_ids):
+                if sequence_id in self._changed:
+                    progress[index] = self._changed[sequence_id].record()
+        return progress
+
+    def _check_drafts(self, progress: npt.NDArray[np.void]) -> None:
+        """Checks the numbers of drafts that sequences may have: only decodes have some, and their tables have room."""
+        step, limits, allowed, field = self._step, self._batch.limits, self._step.max_draft_tokens, "max_draft_tokens"
+        if len(step.draft_prices) > limits.max_draft_rows:
+            self.add_violation("draft_prices", f"at most {limits.max_draft_rows} tokens are drafted")
+        if len(allowed) != len(step.sequence_ids):
+            self.add_violation(field, "must have the length of sequence_ids")
+            return
+        # Python's own numbers: most steps with drafts have few sequences.
+        counts = allowed.tolist()
+        num_allowed = sum(counts)
+        if max(counts, default=0) > limits.max_draft_tokens:
+            self.add_violation(field, f"at most {limits.max_draft_tokens} for each sequence")
+        if num_allowed > limits.max_draft_rows:
+            self.add_violation(field, f"at most {limits.max_draft_rows} for all sequences")
+        num_tokens, most = sum(step.num_new_tokens.tolist()) + num_allowed, limits.max_num_batched_tokens
+        if num_tokens > most:
+            self.add_violation(field, f"{num_tokens} tokens are more than max_num_batched_tokens, {most}")
+        if self._batch.takes_ids or step.ids_from_scheduler:
+            self.add_violation(field, "the scheduler brings the ids of this epoch")
+        may = (allowed > 0) & ~progress["ended"]
+        num_known = progress["num_tokens"]
+        is_decode = (step.num_new_tokens == 1) & (progress["num_computed_tokens"] + 1 == num_known)
+        if step.forks:
+            parents = {fork.parent_id for fork in step.forks}
+            is_decode &= np.array([sequence_id not in parents for sequence_id in step.sequence_ids], np.bool_)
+        self._add_row_violation(field, may & ~is_decode, "only sequences that decode may draft")
+        self._add_row_violation(field, may & ~self._drafting_sequences(), "has no max_length, or is a beam")
+        room = progress["num_blocks"] // limits.num_kv_groups * limits.block_size
+        self._add_row_violation(field, may & (num_known + allowed > room), "has too short a block table for its drafts")
+        is_long = may & (num_known + allowed > limits.max_model_len)
+        self._add_row_violation(field, is_long, "drafts past max_model_len")
+
+    def _drafting_sequences(self) -> npt.NDArray[np.bool_]:
+        """Returns whether each sequence of the step is of a kind that may draft."""
+        may = self._batch.may_draft(self._step.sequence_ids)
+        if not self._step.new_sequences:
+            return may
+        new = {each.sequence_id: each for each in self._step.new_sequences}
+        for index, sequence_id in enumerate(self._step.sequence_ids):
+            if sequence_id in new:
+                may[index] = new[sequence_id].max_length > 0 and not new[sequence_id].num_beam_candidates
+        return may
 
     def _add_row_violation(self, field: str, wrong: npt.NDArray[np.bool_], description: str) -> None:
         if np.count_nonzero(wrong):

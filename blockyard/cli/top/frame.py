@@ -104,6 +104,7 @@ def _facts(now: admin_pb2.GetStatusResponse, rates: Rates) -> Table:
         f" ({scheduler.num_waiting_tokens:,} tokens), {gateway.num_readers:,} read here",
         "tokens": f"{_known(rates.completion_tokens, rate)} out a second,"
         f" {_known(rates.prompt_tokens, rate)} in{cached}",
+        **({"drafts": _drafts(rates)} if rates.right_share is not None else {}),
         "latency": f"first token {_known(rates.time_to_first_token, milliseconds)},"
         f" between tokens {_known(rates.inter_token_latency, milliseconds)},"
         f" request {_known(rates.request_latency, milliseconds)}",
@@ -113,6 +114,12 @@ def _facts(now: admin_pb2.GetStatusResponse, rates: Rates) -> Table:
     for name, value in rows.items():
         table.add_row(Text(name, style="bold"), value)
     return table
+
+
+def _drafts(rates: Rates) -> str:
+    right = _known(rates.right_share, "{:.0%}".format)
+    tokens = _known(rates.tokens_per_step, "{:.1f}".format)
+    return f"{_known(rates.draft_tokens, rate)} a second, {right} right; {tokens} tokens of a sequence in a step"
 
 
 def _replicas(now: admin_pb2.GetStatusResponse, before: admin_pb2.GetStatusResponse | None) -> RenderableType:

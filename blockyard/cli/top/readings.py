@@ -106,14 +106,17 @@ class ReplicaRates:
 class Rates:
     """A system's rates per second between two readings; None without an earlier reading.
 
-    `cached_share`: the cached share of the prompts' tokens, 0 to 1. Latencies are means in seconds over what ended in
-    between.
+    `cached_share`: the cached share of the prompts' tokens, 0 to 1. `right_share`: of the drafts, None if there were
+    none; `tokens_per_step`: of a sequence in a step. Latencies are means in seconds over what ended in between.
     """
 
     completion_tokens: float | None = None
     prompt_tokens: float | None = None
     steps: float | None = None
     cached_share: float | None = None
+    draft_tokens: float | None = None
+    right_share: float | None = None
+    tokens_per_step: float | None = None
     time_to_first_token: float | None = None
     inter_token_latency: float | None = None
     request_latency: float | None = None
@@ -127,13 +130,19 @@ def find_rates(before: admin_pb2.GetStatusResponse | None, now: admin_pb2.GetSta
         return Rates()
     old = before.scheduler
     prompt = scheduler.num_prompt_tokens - old.num_prompt_tokens
+    completion = max(0, scheduler.num_completion_tokens - old.num_completion_tokens)
+    drafted, right = (one - other for one, other in zip(_count_drafts(scheduler), _count_drafts(old), strict=True))
     is_same_gateway = before.gateway.gateway_id == now.gateway.gateway_id
     mean = _mean if is_same_gateway else lambda *_: None
     return Rates(
-        completion_tokens=max(0, scheduler.num_completion_tokens - old.num_completion_tokens) / elapsed,
+        completion_tokens=completion / elapsed,
         prompt_tokens=max(0, prompt) / elapsed,
         steps=max(0, _num_steps(scheduler) - _num_steps(old)) / elapsed,
         cached_share=(scheduler.num_cached_tokens - old.num_cached_tokens) / prompt if prompt > 0 else None,
+        draft_tokens=max(0, drafted) / elapsed,
+        right_share=right / drafted if drafted > 0 else None,
+        # All tokens but the drafts that were right had a step of their own.
+        tokens_per_step=completion / (completion - right) if completion > right else None,
         time_to_first_token=mean(before.gateway.time_to_first_token, now.gateway.time_to_first_token),
         inter_token_latency=mean(before.gateway.inter_token_latency, now.gateway.inter_token_latency),
         request_latency=mean(before.gateway.request_latency, now.gateway.request_latency),
@@ -168,6 +177,12 @@ def _elapsed(before: status_pb2.SchedulerStatus, now: status_pb2.SchedulerStatus
 
 def _num_steps(scheduler: status_pb2.SchedulerStatus) -> int:
     return sum(replica.num_steps for replica in scheduler.replicas)
+
+
+def _count_drafts(scheduler: status_pb2.SchedulerStatus) -> tuple[int, int]:
+    """Returns the drafts of all replicas, and how many of them were right."""
+    replicas = scheduler.replicas
+    return sum(each.num_draft_tokens for each in replicas), sum(each.num_accepted_tokens for each in replicas)
 
 
 def _mean(before: status_pb2.LatencyTotals, now: status_pb2.LatencyTotals) -> float | None:

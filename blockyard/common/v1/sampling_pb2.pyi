@@ -122,6 +122,7 @@ class SamplingParams(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     THINKING_TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     THINKING_TOKENS_FIELD_NUMBER: _builtins.int
+    PREDICTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Softmax temperature, >= 0; 0 is greedy. Default 1."""
     top_p: _builtins.float
@@ -179,6 +180,12 @@ class SamplingParams(_message.Message):
     def thinking_tokens(self) -> Global___ThinkingTokens:
         """The tokens of the model's reasoning, without which the budget has no effect. The gateway sets them."""
 
+    @_builtins.property
+    def predicted_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that the output may repeat in part, for example those of a file that is to be edited; at most the model's
+        length. They change how soon tokens come, and never which: a worker that drafts tokens also looks here.
+        """
+
     def __init__(
         self,
         *,
@@ -199,10 +206,11 @@ class SamplingParams(_message.Message):
         grammar: _builtins.str = ...,
         thinking_token_budget: _builtins.int | None = ...,
         thinking_tokens: Global___ThinkingTokens | None = ...,
+        predicted_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_thinking_token_budget", b"_thinking_token_budget", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "thinking_token_budget", b"thinking_token_budget", "thinking_tokens", b"thinking_tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_thinking_token_budget", b"_thinking_token_budget", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_token_sequences", b"bad_token_sequences", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "thinking_token_budget", b"thinking_token_budget", "thinking_tokens", b"thinking_tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_thinking_token_budget", b"_thinking_token_budget", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_token_sequences", b"bad_token_sequences", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "predicted_token_ids", b"predicted_token_ids", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "thinking_token_budget", b"thinking_token_budget", "thinking_tokens", b"thinking_tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015

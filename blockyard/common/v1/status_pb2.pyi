@@ -286,6 +286,8 @@ class ReplicaStatus(_message.Message):
     NUM_QUERIED_TOKENS_FIELD_NUMBER: _builtins.int
     WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     NUM_GIVEN_BACK_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
     """The replica's id."""
     ready: _builtins.bool
@@ -341,6 +343,10 @@ class ReplicaStatus(_message.Message):
     """Number of blocks that running sequences returned since the replica was set up, because none of their later queries
     sees them.
     """
+    num_draft_tokens: _builtins.int
+    """Number of tokens that the worker drafted since the replica was set up: guessed, and computed beside the known ones."""
+    num_accepted_tokens: _builtins.int
+    """Number of drafts that were right, each of which saved a step of its sequence."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
         """The replica's workers, by rank."""
@@ -388,10 +394,12 @@ class ReplicaStatus(_message.Message):
         num_queried_tokens: _builtins.int = ...,
         weights_version: _builtins.str = ...,
         num_given_back_blocks: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_blocks", b"device_blocks", "host_blocks", b"host_blocks", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "drain_state", b"drain_state", "epoch", b"epoch", "host_blocks", b"host_blocks", "left_aside", b"left_aside", "num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_copied_blocks", b"num_copied_blocks", "num_given_back_blocks", b"num_given_back_blocks", "num_preemptions", b"num_preemptions", "num_prefill_pieces", b"num_prefill_pieces", "num_prompt_tokens", b"num_prompt_tokens", "num_queried_tokens", b"num_queried_tokens", "num_recomputed_sequences", b"num_recomputed_sequences", "num_running_sequences", b"num_running_sequences", "num_steps", b"num_steps", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_swapped_sequences", b"num_swapped_sequences", "num_waiting_sequences", b"num_waiting_sequences", "ready", b"ready", "replica_id", b"replica_id", "step_id", b"step_id", "step_time", b"step_time", "weights_version", b"weights_version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "drain_state", b"drain_state", "epoch", b"epoch", "host_blocks", b"host_blocks", "left_aside", b"left_aside", "num_accepted_tokens", b"num_accepted_tokens", "num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_copied_blocks", b"num_copied_blocks", "num_draft_tokens", b"num_draft_tokens", "num_given_back_blocks", b"num_given_back_blocks", "num_preemptions", b"num_preemptions", "num_prefill_pieces", b"num_prefill_pieces", "num_prompt_tokens", b"num_prompt_tokens", "num_queried_tokens", b"num_queried_tokens", "num_recomputed_sequences", b"num_recomputed_sequences", "num_running_sequences", b"num_running_sequences", "num_steps", b"num_steps", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_in_blocks", b"num_swapped_in_blocks", "num_swapped_out_blocks", b"num_swapped_out_blocks", "num_swapped_sequences", b"num_swapped_sequences", "num_waiting_sequences", b"num_waiting_sequences", "ready", b"ready", "replica_id", b"replica_id", "step_id", b"step_id", "step_time", b"step_time", "weights_version", b"weights_version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,6 +53,7 @@ def encode_sampling(params: SamplingParams) -> sampling_pb2.SamplingParams:
         bad_words=params.bad_words,
         bad_token_sequences=_encode_sequences(params.bad_token_sequences),
         thinking_tokens=_encode_thinking(params.thinking_tokens) if params.thinking_tokens else None,
+        predicted_token_ids=params.predicted_token_ids,
     )
 
 
@@ -66,6 +67,7 @@ def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
         bad_words=tuple(message.bad_words),
         bad_token_sequences=_decode_sequences(message.bad_token_sequences),
         thinking_tokens=_decode_thinking(message.thinking_tokens) if message.HasField("thinking_tokens") else None,
+        predicted_token_ids=tuple(message.predicted_token_ids[:]),
     )
 
 

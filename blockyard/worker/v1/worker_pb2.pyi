@@ -557,6 +557,8 @@ class CacheInfo(_message.Message):
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     KV_WINDOWS_FIELD_NUMBER: _builtins.int
+    DECODE_ROWS_FIELD_NUMBER: _builtins.int
+    DECODE_SECONDS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """Tokens per block."""
     num_device_blocks: _builtins.int
@@ -579,6 +581,14 @@ class CacheInfo(_message.Message):
         that keeps all. All groups have blocks of the same size, in one pool.
         """
 
+    @_builtins.property
+    def decode_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of rows for which the warm-up measured a step of decodes, growing. Empty: nothing was measured."""
+
+    @_builtins.property
+    def decode_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """For each of decode_rows, the seconds of the fastest of these steps."""
+
     def __init__(
         self,
         *,
@@ -590,10 +600,12 @@ class CacheInfo(_message.Message):
         determinism_id: _builtins.str = ...,
         batch_invariant: _builtins.bool = ...,
         kv_windows: _abc.Iterable[_builtins.int] | None = ...,
+        decode_rows: _abc.Iterable[_builtins.int] | None = ...,
+        decode_seconds: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "determinism_id", b"determinism_id", "kv_windows", b"kv_windows", "max_model_len", b"max_model_len", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "decode_rows", b"decode_rows", "decode_seconds", b"decode_seconds", "determinism_id", b"determinism_id", "kv_windows", b"kv_windows", "max_model_len", b"max_model_len", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1373,6 +1385,7 @@ class DetermineNumAvailableBlocksRequest(_message.Message):
     SWAP_SPACE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_ROWS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """Tokens per block; 0: the worker chooses a size that suits the device."""
     device_memory_utilization: _builtins.float
@@ -1383,6 +1396,8 @@ class DetermineNumAvailableBlocksRequest(_message.Message):
     """Maximum number of tokens of a step."""
     max_num_seqs: _builtins.int
     """Maximum number of sequences of a step."""
+    max_draft_rows: _builtins.int
+    """Maximum number of tokens that all sequences of a step may draft."""
     def __init__(
         self,
         *,
@@ -1391,10 +1406,11 @@ class DetermineNumAvailableBlocksRequest(_message.Message):
         swap_space_bytes: _builtins.int = ...,
         max_num_batched_tokens: _builtins.int = ...,
         max_num_seqs: _builtins.int = ...,
+        max_draft_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_memory_utilization", b"device_memory_utilization", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "swap_space_bytes", b"swap_space_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_memory_utilization", b"device_memory_utilization", "max_draft_rows", b"max_draft_rows", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "swap_space_bytes", b"swap_space_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1500,6 +1516,8 @@ class InitializeCacheRequest(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_ROWS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """Tokens per block."""
     num_device_blocks: _builtins.int
@@ -1512,6 +1530,10 @@ class InitializeCacheRequest(_message.Message):
     """Maximum number of tokens of a step."""
     max_num_seqs: _builtins.int
     """Maximum number of sequences of a step."""
+    max_draft_tokens: _builtins.int
+    """Maximum number of tokens that one sequence may draft in a step; 0: no sequence drafts."""
+    max_draft_rows: _builtins.int
+    """Maximum number of tokens that all sequences of a step may draft."""
     def __init__(
         self,
         *,
@@ -1521,10 +1543,12 @@ class InitializeCacheRequest(_message.Message):
         max_model_len: _builtins.int = ...,
         max_num_batched_tokens: _builtins.int = ...,
         max_num_seqs: _builtins.int = ...,
+        max_draft_tokens: _builtins.int = ...,
+        max_draft_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "max_draft_rows", b"max_draft_rows", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1581,6 +1605,8 @@ class ExecuteModelRequest(_message.Message):
     ACTIVATED_LORA_SLOTS_FIELD_NUMBER: _builtins.int
     ACTIVATED_LORA_IDS_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_PRICES_FIELD_NUMBER: _builtins.int
     STEP_TIMEOUT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch that the step belongs to."""
@@ -1661,6 +1687,20 @@ class ExecuteModelRequest(_message.Message):
         """
 
     @_builtins.property
+    def max_draft_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of sequence_ids, how many tokens the worker may draft, which means to guess them and to compute them behind
+        the last known id; the block table has room for them. 0 for all but decodes. Empty: no sequence drafts. A draft
+        counts only if it is the very token that the worker then chooses in its place, so drafts change no result.
+        """
+
+    @_builtins.property
+    def draft_prices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What drafts cost, in thousandths of a token: the i-th number is the price of the i-th draft that the step computes,
+        whatever its sequence. The worker drafts so many tokens that the sum of their probabilities to be right, less the
+        sum of their prices, is largest. Empty: drafts cost nothing.
+        """
+
+    @_builtins.property
     def step_timeout(self) -> _duration_pb2.Duration:
         """How long the step may take while the ranks wait for each other, counted from when this rank begins it. Only in
         worlds above 1; absent: an hour.
@@ -1688,11 +1728,13 @@ class ExecuteModelRequest(_message.Message):
         activated_lora_slots: _abc.Iterable[_builtins.int] | None = ...,
         activated_lora_ids: _abc.Iterable[_builtins.int] | None = ...,
         quiet: _builtins.bool = ...,
+        max_draft_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        draft_prices: _abc.Iterable[_builtins.int] | None = ...,
         step_timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "step_timeout", b"step_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated_lora_ids", b"activated_lora_ids", "activated_lora_slots", b"activated_lora_slots", "appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "ids_from_scheduler", b"ids_from_scheduler", "input_sequence_ids", b"input_sequence_ids", "input_token_ids", b"input_token_ids", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "quiet", b"quiet", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id", "step_timeout", b"step_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated_lora_ids", b"activated_lora_ids", "activated_lora_slots", b"activated_lora_slots", "appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "draft_prices", b"draft_prices", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "ids_from_scheduler", b"ids_from_scheduler", "input_sequence_ids", b"input_sequence_ids", "input_token_ids", b"input_token_ids", "max_draft_tokens", b"max_draft_tokens", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "quiet", b"quiet", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id", "step_timeout", b"step_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1716,6 +1758,7 @@ class NewSequence(_message.Message):
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LORA_ID_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_FIELD_NUMBER: _builtins.int
     SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
     POOLING_PARAMS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
@@ -1737,6 +1780,10 @@ class NewSequence(_message.Message):
     lora_id: _builtins.int
     """Number of the sequence's adapter, in the host's cache; 0: none. Its children have the same adapter. If it is a soft
     prompt, the prompt begins with its virtual tokens: ids from 2^30 on, which prompt_length counts.
+    """
+    max_length: _builtins.int
+    """The length of prompt and output together at which the sequence ends; drafts go no further. Its children have the
+    same length. 0: the sequence never drafts.
     """
     sampling_params: _builtins.bytes
     """A serialized blockyard.common.v1.SamplingParams with every field set. Bytes that are no such message, or one with
@@ -1780,12 +1827,13 @@ class NewSequence(_message.Message):
         trace_context: _trace_pb2.TraceContext | None = ...,
         request_id: _builtins.str = ...,
         lora_id: _builtins.int = ...,
+        max_length: _builtins.int = ...,
         sampling_params: _builtins.bytes | None = ...,
         pooling_params: _builtins.bytes | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params", "_sampling_params", b"_sampling_params", "pooling_params", b"pooling_params", "sampling_params", b"sampling_params", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params", "_sampling_params", b"_sampling_params", "block_ids", b"block_ids", "lora_id", b"lora_id", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "pooling_params", b"pooling_params", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling_params", b"sampling_params", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params", "_sampling_params", b"_sampling_params", "block_ids", b"block_ids", "lora_id", b"lora_id", "max_length", b"max_length", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "pooling_params", b"pooling_params", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling_params", b"sampling_params", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pooling_params: _TypeAlias = _typing.Literal["pooling_params"]  # noqa: Y015
     _WhichOneofArgType__pooling_params: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params"]  # noqa: Y015
@@ -1916,6 +1964,9 @@ class ExecuteModelResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     INPUT_DIGEST_FIELD_NUMBER: _builtins.int
     OUTPUT_DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     POOLED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     POOLED_SIZES_FIELD_NUMBER: _builtins.int
     POOLED_VALUES_FIELD_NUMBER: _builtins.int
@@ -1936,6 +1987,10 @@ class ExecuteModelResponse(_message.Message):
     """Hash of everything that was sampled in the epoch so far. Equal on all ranks of the last pipeline stage; 0 on the
     others.
     """
+    num_draft_tokens: _builtins.int
+    """Number of tokens that were drafted in this step."""
+    num_accepted_tokens: _builtins.int
+    """Number of drafts that were right."""
     pooled_values: _builtins.bytes
     """The values of all pooled_sequence_ids, one sequence after the other: float32, little-endian."""
     @_builtins.property
@@ -1944,7 +1999,7 @@ class ExecuteModelResponse(_message.Message):
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The sampled token of each of sequence_ids."""
+        """The sampled tokens of sequence_ids, those of one sequence after the other; without num_tokens, one of each."""
 
     @_builtins.property
     def skipped_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1966,7 +2021,9 @@ class ExecuteModelResponse(_message.Message):
 
     @_builtins.property
     def logprob_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The sampled sequences that asked for log probabilities, in their order."""
+        """The sequence of each of token_ids for which log probabilities were asked for, in the order of token_ids: a sequence
+        with several tokens appears several times.
+        """
 
     @_builtins.property
     def logprobs(self) -> _sampling_pb2.Logprobs:
@@ -1986,6 +2043,12 @@ class ExecuteModelResponse(_message.Message):
     def beam_candidates(self) -> _sampling_pb2.Logprobs:
         """One entry for each of beam_sequence_ids: its most likely tokens with their log probabilities (log-softmax of the
         processed logits), most likely first, ties by the lower id. Impossible tokens are left out. Has no ranks.
+        """
+
+    @_builtins.property
+    def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of sequence_ids, the number of its token_ids: its drafts that were right, and one more. Empty: one each.
+        0, only for a sequence that may draft: nothing was sampled, and the next step computes its last known id again.
         """
 
     @_builtins.property
@@ -2015,13 +2078,16 @@ class ExecuteModelResponse(_message.Message):
         draining: _builtins.bool = ...,
         input_digest: _builtins.int = ...,
         output_digest: _builtins.int = ...,
+        num_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_tokens: _builtins.int = ...,
         pooled_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         pooled_sizes: _abc.Iterable[_builtins.int] | None = ...,
         pooled_values: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "logprobs", b"logprobs", "refusal", b"refusal", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "beam_sequence_ids", b"beam_sequence_ids", "draining", b"draining", "epoch", b"epoch", "failures", b"failures", "input_digest", b"input_digest", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "output_digest", b"output_digest", "pooled_sequence_ids", b"pooled_sequence_ids", "pooled_sizes", b"pooled_sizes", "pooled_values", b"pooled_values", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "beam_sequence_ids", b"beam_sequence_ids", "draining", b"draining", "epoch", b"epoch", "failures", b"failures", "input_digest", b"input_digest", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_tokens", b"num_tokens", "output_digest", b"output_digest", "pooled_sequence_ids", b"pooled_sequence_ids", "pooled_sizes", b"pooled_sizes", "pooled_values", b"pooled_values", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,5 +1,6 @@
 // The C surface of the kernels: one library for each instruction set, with these names.
 #include "arithmetic.h"
+#include "drafting.h"
 #include "executor.h"
 #include "pack.h"
 #include "pack_int8.h"
@@ -59,6 +60,8 @@ void blockyard_pack_int8(
     else
         pack_int8<float>((Executor*)executor, rows, num_panels, width, packed);
 }
+// Writes drafts of rows, in the calling thread: see drafting.h.
+void blockyard_find_drafts(const DraftRows* wanted) { find_drafts(*wanted); }
 // The reductions of sampling: see sampling.h.
 void blockyard_find_finite_rows(void* executor, const float* logits, int64_t rows, int64_t vocab_size, uint8_t* finite) {
     find_finite_rows(((Executor*)executor)->team(), logits, rows, vocab_size, finite);

@@ -29,6 +29,9 @@ struct AttentionTile {
 
 constexpr int MAX_ATTENTION_ROWS = 48;
 
+// A decode's token and drafts: so few rows wait for memory, so what they read is fetched ahead.
+constexpr int64_t MAX_DECODED_ROWS = 12;
+
 // Neighbouring rows that have the same adapter.
 struct LoraRun {
     int64_t first_row;
@@ -55,7 +58,7 @@ class Step {
             for (int64_t i = 0; i < count; i++) inputs.positions[num_tokens_ + i] = begin + i;
             if (block_size) {
                 add_runs(s, begin, end, block_size);
-                if (count == 1) add_blocks(s, end, block_size, windows);
+                if (count <= MAX_DECODED_ROWS) add_blocks(s, begin + 1, end, block_size, windows);
                 for (int64_t i = 0; i < count; i += tile_tokens)
                     tiles.push_back({num_tokens_ + i, begin + i, (int32_t)std::min(tile_tokens, count - i), (int32_t)s});
             }
@@ -91,11 +94,13 @@ class Step {
         }
     }
 
-    void add_blocks(int64_t sequence, int64_t length, int64_t block_size, const std::vector<int64_t>& windows) {
+    // The first row sees `length` tokens.
+    void add_blocks(
+        int64_t sequence, int64_t length, int64_t end, int64_t block_size, const std::vector<int64_t>& windows) {
         for (size_t group = 0; group < windows.size(); group++) {
             const int32_t* table = blocks_of(sequence, group);
             const int64_t first = windows[group] ? std::max<int64_t>(0, length - windows[group]) / block_size : 0;
-            blocks[group].insert(blocks[group].end(), table + first, table + (length + block_size - 1) / block_size);
+            blocks[group].insert(blocks[group].end(), table + first, table + (end + block_size - 1) / block_size);
         }
     }
 

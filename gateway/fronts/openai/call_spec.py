@@ -120,7 +120,8 @@ def understand_chat(body: ChatBody, clock: Clock = SYSTEM) -> CallSpec:
         length_name, max_tokens = "max_tokens", body.max_tokens
     request = _with_logprobs(_request(body, max_tokens), body.top_logprobs or 0 if body.logprobs else None)
     conversation = body.conversation()
-    request = replace(request, request_id=call_id, prompt=conversation)
+    prediction = body.prediction.content if body.prediction else ""
+    request = replace(request, request_id=call_id, prompt=conversation, prediction=prediction)
     return CallSpec(
         call_id,
         is_chat=True,
@@ -178,6 +179,7 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
             seed=body.seed,
             logit_bias=body.logit_bias or {},
             allowed_token_ids=tuple(body.allowed_token_ids or ()),
+            predicted_token_ids=tuple(body.predicted_token_ids or ()),
             bad_words=tuple(body.bad_words or ()),
             prompt_logprobs=body.prompt_logprobs,
             thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,

@@ -106,22 +106,23 @@ class BlockManager:
         prefix = self._prefixes.find(sequence)
         num_blocks = self._count_blocks(sequence)
         fits = self._count_needed(prefix, num_blocks) + num_spare <= self.device.num_free
-        # For a sequence alone, a cached prefix and the blocks of windows, or the cached blocks and a copy, may not fit.
+        # A cached prefix and the blocks of windows, or the cached blocks and a copy, may not even fit alone.
         if not fits and (num_spare or not self._shorten(prefix, num_blocks)):
             return False
         self._take(sequence, prefix, num_blocks, step)
         return True
 
     def _shorten(self, prefix: Prefix, num_blocks: int) -> bool:
-        """Shortens the prefix so that a sequence fits that has the device to itself. Returns False if it cannot."""
+        """Shortens the prefix so that a sequence fits that leaves nothing free. Returns False if it cannot."""
         if self.has_windows:
             prefix.block_ids.clear()
             prefix.host_blocks.clear()
-            return self._count_needed(prefix, num_blocks) <= self.device.num_free
-        if not prefix.find_shared(num_blocks, 1):
+        elif prefix.find_shared(num_blocks, 1):
+            prefix.block_ids.pop()
+        else:
             return False
-        prefix.block_ids.pop()
-        return True
+        # Beside others, pooled prompts leave nothing free as well.
+        return self._count_needed(prefix, num_blocks) <= self.device.num_free
 
     def count_spare(self, sequence: Sequence, num_running: int) -> int:
         """Returns how many blocks must stay free when a sequence begins beside `num_running` others.
@@ -210,6 +211,22 @@ class BlockManager:
             step.replaced[sequence.sequence_id] = sequence
         sequence.grow_at = capacity
         return True
+
+    def extend(self, sequence: Sequence, num_tokens: int, num_spare: int, step: StepBuilder) -> int:
+        """Makes room for tokens behind those scheduled, as long as `num_spare` blocks stay free. Returns for how many.
+
+        The last block is the sequence's own: a decode is scheduled in it.
+        """
+        capacity = len(sequence.block_ids) // self.num_groups * self.block_size
+        end = sequence.num_scheduled + num_tokens
+        while capacity < end and self.device.num_free - self.num_groups >= num_spare:
+            for _ in self._last_places:
+                block = self._allocate()
+                sequence.block_ids.append(block)
+                step.add_appended(sequence, block)
+            capacity += self.block_size
+        sequence.grow_at = capacity
+        return min(end, capacity) - sequence.num_scheduled
 
     def _is_shared(self, block: int) -> bool:
         return self.device.references[block] - self._held_device.get(block, 0) > 1

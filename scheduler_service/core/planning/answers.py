@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 class Answers:
     """Applies answers, each of which was checked against its step."""
 
-    __slots__ = ("_blocks", "_live", "_totals")
+    __slots__ = ("_blocks", "_live", "_may_draft", "_totals")
 
-    def __init__(self, live: LiveGroups, blocks: BlockManager, totals: Totals) -> None:
+    def __init__(self, live: LiveGroups, blocks: BlockManager, totals: Totals, *, may_draft: bool) -> None:
         self._live = live
         self._blocks = blocks
         self._totals = totals
+        self._may_draft = may_draft
 
     def take(self, step: StepInFlight, sampled: list[Sequence], result: StepResult) -> dict[str, OwnerUpdate]:
         """Applies one answer. `sampled`: the sequences that got its tokens. Returns the update of each owner."""
@@ -38,15 +39,20 @@ class Answers:
         # Before the tokens, since a token may end the request that the prompt belongs to.
         for sequence_id, piece in result.prompt_logprobs:
             self._take_prompt_logprobs(step, sequence_id, piece, updates)
-        # A sequence that has ended by now gets no token, and so no log probabilities.
-        live = [one for one in sampled if one.status is not SequenceStatus.FINISHED] if result.logprobs else []
+        lengths = [(sequence, len(sequence.token_ids)) for sequence in sampled] if result.logprobs else []
+        if result.num_tokens.count(1) < len(result.num_tokens):
+            runs = zip(sampled, result.num_tokens, strict=True)
+            sampled = [sequence for sequence, num_tokens in runs for _ in range(num_tokens)]
         self._take_tokens(sampled, result.token_ids, updates)
+        for sequence in step.sampled if self._may_draft else ():
+            if sequence.num_in_flight:
+                sequence.settle(1 + step.drafts.get(sequence, 0))
         if step.pooled:
             self._take_pooled(step.pooled, dict(result.pooled), updates)
         if step.beams:
             self._take_candidates(step.beams, result.beam_candidates or {}, updates)
         if result.logprobs:
-            self._take_logprobs(live, result.logprobs, updates)
+            self._take_logprobs(lengths, result.logprobs, updates)
         if result.failures:
             self._fail_sequences(step, dict(result.failures), updates)
         return updates
@@ -72,9 +78,10 @@ class Answers:
     def _take_tokens(
         self, sequences: list[Sequence], token_ids: tuple[int, ...], updates: dict[str, OwnerUpdate]
     ) -> None:
-        """Appends one token to each sequence. The hot loop.
+        """Appends one token to each sequence; one that comes several times gets several. The hot loop.
 
         A step samples a sequence if it computes the last known token, so all tokens known before have KV afterwards.
+        Those of a run have it as well, since they were drafted.
         """
         running, waiting, finished = SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.FINISHED
         num_taken = 0
@@ -102,11 +109,19 @@ class Answers:
         self._totals.num_completion_tokens += num_taken
 
     def _take_logprobs(
-        self, sampled: list[Sequence], logprobs: Mapping[int, Any], updates: dict[str, OwnerUpdate]
+        self,
+        lengths: list[tuple[Sequence, int]],
+        logprobs: tuple[tuple[int, Any], ...],
+        updates: dict[str, OwnerUpdate],
     ) -> None:
-        for sequence in sampled:
-            candidates = logprobs.get(sequence.sequence_id)
-            if candidates is not None:
+        """Takes the log probabilities of the tokens that were taken; `lengths`: of the sequences, before."""
+        by_sequence: dict[int, list[Any]] = {}
+        for sequence_id, candidates in logprobs:
+            by_sequence.setdefault(sequence_id, []).append(candidates)
+        for sequence, length in lengths:
+            # A sequence that has ended got no token, or only the first ones.
+            num_taken = len(sequence.token_ids) - length
+            for candidates in by_sequence.get(sequence.sequence_id, ())[:num_taken]:
                 sequence.logprobs.append(candidates)
                 updates[sequence.owner].logprobs.append((sequence.sequence_id, candidates))
 

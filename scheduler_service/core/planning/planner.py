@@ -10,6 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.pace import Pace
 from scheduler_service.core.planning.lora_slots import LoraSlots
 from scheduler_service.core.planning.preemption import Preemption
 from scheduler_service.core.queues.waiting_queue import MAX_REFUSED
@@ -43,11 +44,13 @@ class Planner:
     __slots__ = (
         "_blocks",
         "_config",
+        "_last_draft_step_id",
         "_oldest_in_flight",
         "_queues",
         "_step_time",
         "loras",
         "num_pieces_total",
+        "pace",
         "preemption",
         "suspects",
     )
@@ -58,6 +61,8 @@ class Planner:
         self._blocks = blocks
         self._step_time = costs.step_time
         self._oldest_in_flight = 0
+        self._last_draft_step_id = 0
+        self.pace = Pace(config.max_draft_rows)
         self.loras = LoraSlots(config.max_loras, config.lora_patience_seconds, queues)
         self.preemption = Preemption(config, queues, blocks, costs)
         self.num_pieces_total = 0
@@ -85,6 +90,8 @@ class Planner:
             self._schedule_waiting(step)
         if step.is_idle and oldest_in_flight == step_id:
             self._make_way(step)
+        if self._config.max_draft_tokens:
+            self._allow_drafts(step)
         self._blocks.settle(step)
         return step
 
@@ -138,15 +145,56 @@ class Planner:
                 continue
             position = sequence.num_scheduled
             if position + 1 >= sequence.max_length:
-                continue  # its last token is in flight
-            if position == sequence.grow_at and not self.preemption.make_room(sequence, step):
+                if sequence.has_last_in_flight:
+                    continue
+                # Drafts in flight may be wrong, so that a token is missing; it needs no more room than they do.
+            elif position == sequence.grow_at and not self.preemption.make_room(sequence, step):
                 break  # no sequence behind it had a block to give, so it was preempted itself
-            sequence.num_scheduled = position + 1
+            else:
+                sequence.num_scheduled = position + 1
             sequence.last_step_id = step_id
             add_row(sequence)
         step.add_decodes(rows)
         if self._queues.num_beams:
             step.split_decodes()
+
+    def _allow_drafts(self, step: StepBuilder) -> None:
+        """Lets the worker draft for decodes, with what is left of tokens, rows and blocks: nobody gives way for it.
+
+        All get equal parts, and in each step another one is the first. A suspect drafts nothing.
+        """
+        config, drafts = self._config, step.drafts
+        num_places = step.num_decodes
+        num_left = min(config.max_draft_rows, step.num_tokens_left) if num_places else 0
+        prices: tuple[int, ...] = ()
+        if config.prices_drafts:
+            prices = self.pace.find_prices(num_places)
+            num_left = min(num_left, len(prices))
+        if num_left:
+            num_spare = max(self._blocks.num_watermark, len(self._queues.running) * self._blocks.num_groups)
+            first = step.step_id % num_places
+            for place in chain(range(first, num_places), range(first)):
+                if not num_left:
+                    break
+                share = -(-num_left // num_places)
+                num_places -= 1
+                sequence = step.rows[place]
+                most = min(sequence.max_length - 1 - sequence.num_scheduled, config.max_draft_tokens, share)
+                if most <= 0 or sequence.group.beams or sequence.group in self.suspects.num_outputs:
+                    continue
+                if sequence.num_scheduled + most > sequence.grow_at:
+                    most = self._blocks.extend(sequence, most, num_spare, step)
+                if most:
+                    sequence.allow_drafts(most)
+                    drafts[sequence] = most
+                    num_left -= most
+        if drafts:
+            step.draft_prices = prices
+            self._last_draft_step_id = step.step_id
+        if self._last_draft_step_id >= self._oldest_in_flight:
+            for sequence in step.sampled:
+                if sequence.num_in_flight and sequence not in drafts:
+                    sequence.count_on(1)
 
     def _schedule_share(self, step: StepBuilder, num_shares: int) -> None:
         """Gives one token to each decode of one virtual engine, and sends the worker the token before it."""
@@ -284,7 +332,8 @@ class Planner:
         if sequence.group.spec.lora:
             self.loras.start(sequence, step)
         self._queues.start(sequence)
-        step.add_new(sequence)
+        may_draft = self._config.max_draft_tokens and sequence.group.beams is None
+        step.add_new(sequence, sequence.max_length if may_draft else 0)
 
     def _is_held_back(self, sequence: Sequence) -> bool:
         """Whether a sequence is suspected to have killed a worker and waits for another suspect to be tried."""

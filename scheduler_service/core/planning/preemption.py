@@ -51,7 +51,7 @@ class Preemption:
         num_freed = self._blocks.usage.count_own(victim)
         if not num_freed:
             return inf
-        if _has_all(victim) and not victim.group.beams:
+        if victim.has_last_in_flight and not victim.group.beams:
             return 0.0
         costs = self._costs
         price = costs.recompute_seconds if self._config.preemption_mode == "recompute" else costs.preempt_seconds
@@ -69,14 +69,14 @@ class Preemption:
             self.start_over(victim)
 
     def _is_worth_a_swap(self, victim: Sequence) -> bool:
-        if _has_all(victim) or victim.forked_from:
+        if victim.has_last_in_flight or victim.forked_from:
             return False
         mode = self._config.preemption_mode
         return mode == "swap" or (mode == "auto" and self._costs.prefers_swap(victim.num_scheduled))
 
     def start_over(self, victim: Sequence) -> None:
         """Frees a victim's blocks. It will be prefilled again, with its known tokens and those in flight."""
-        is_parked = victim.group.beams is not None and _has_all(victim)
+        is_parked = victim.group.beams is not None and victim.has_last_in_flight
         self._blocks.free(victim)
         victim.forked_from = None
         victim.is_prefilling = True
@@ -215,8 +215,3 @@ def _introduce(sequence: Sequence, step: StepBuilder) -> None:
     else:
         step.add_new(sequence)
     sequence.forked_from = None
-
-
-def _has_all(sequence: Sequence) -> bool:
-    """Returns whether the last token is in flight, so that nothing more is computed from the blocks for now."""
-    return not sequence.is_prefilling and sequence.num_scheduled + 1 >= sequence.max_length

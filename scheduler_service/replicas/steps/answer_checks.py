@@ -7,6 +7,7 @@ more, as a `WrongAnswer`. The codec checks each value here before it passes it o
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason
@@ -26,6 +27,7 @@ MAX_BLOCK_BYTES = 2**40
 # Token ids and positions have 31 bits on every device.
 MAX_TOKENS = 2**31 - 1
 MAX_WARNINGS = 16
+MAX_DECODES = 256
 MAX_TARGETS = 1024
 # The longest name, digest or description of a device.
 MAX_CHARACTERS = 1024
@@ -43,11 +45,16 @@ class WrongAnswer(BlockyardError):
 
 
 class AnswerLimits(NamedTuple):
-    """The bounds of a step's answer. `max_rows`: the most sequences in a step."""
+    """The bounds of a step's answer. `max_rows`: the most sequences in a step.
+
+    `max_draft_tokens`, `max_draft_rows`: the most tokens that one sequence and that all of a step draft.
+    """
 
     vocab_size: int
     max_model_len: int
     max_rows: int
+    max_draft_tokens: int = 0
+    max_draft_rows: int = 0
 
 
 def require(holds: bool, message: str) -> None:
@@ -56,12 +63,34 @@ def require(holds: bool, message: str) -> None:
         raise WrongAnswer(message)
 
 
-def check_sampled(sequence_ids: Sequence[int], token_ids: Sequence[int], limits: AnswerLimits) -> None:
+def check_sampled(
+    sequence_ids: Sequence[int], token_ids: Sequence[int], num_tokens: Sequence[int], limits: AnswerLimits
+) -> None:
     """Checks the columns of sampled tokens. Hot: runs for every answer."""
-    if len(sequence_ids) != len(token_ids):
+    if num_tokens:
+        _check_runs(sequence_ids, token_ids, num_tokens, limits)
+    elif len(sequence_ids) != len(token_ids):
         raise WrongAnswer(f"{len(token_ids)} tokens for {len(sequence_ids)} sequences")
     if token_ids and max(token_ids) >= limits.vocab_size:
         raise WrongAnswer(f"token id {max(token_ids)} is not in the vocabulary of {limits.vocab_size}")
+
+
+def _check_runs(
+    sequence_ids: Sequence[int], token_ids: Sequence[int], num_tokens: Sequence[int], limits: AnswerLimits
+) -> None:
+    require(
+        len(num_tokens) == len(sequence_ids), f"num_tokens: {len(num_tokens)} counts for {len(sequence_ids)} sequences"
+    )
+    require(sum(num_tokens) == len(token_ids), f"{len(token_ids)} tokens where num_tokens counts {sum(num_tokens)}")
+    most = 1 + limits.max_draft_tokens
+    require(max(num_tokens) <= most, f"a sequence has {max(num_tokens)} tokens, and it can have at most {most}")
+
+
+def check_drafts(num_drafted: int, num_accepted: int, limits: AnswerLimits) -> None:
+    """Checks how many tokens of a step were drafted, and how many of these were right."""
+    if num_drafted or num_accepted:
+        holds = num_accepted <= num_drafted <= limits.max_draft_rows
+        require(holds, f"{num_accepted} of {num_drafted} drafts were right, and a step has {limits.max_draft_rows}")
 
 
 def check_turn(epoch: int, step_id: int, due_epoch: int, due_step_id: int) -> None:
@@ -75,6 +104,12 @@ def check_turn(epoch: int, step_id: int, due_epoch: int, due_step_id: int) -> No
 def check_rows(name: str, rows: Collection[object], limits: AnswerLimits) -> None:
     """Checks that a list is no longer than a step, before the list is read."""
     require(len(rows) <= limits.max_rows, f"{name}: {len(rows)} sequences, and a step has at most {limits.max_rows}")
+
+
+def check_tokens(name: str, sequence_ids: Sequence[int], limits: AnswerLimits) -> None:
+    """Checks that a column has no sequence more often than a sequence has tokens in a step."""
+    most = max(Counter(sequence_ids).values(), default=0)
+    require(most <= 1 + limits.max_draft_tokens, f"{name}: a sequence appears {most} times")
 
 
 def check_distinct(name: str, sequence_ids: Sequence[int]) -> None:
@@ -161,7 +196,17 @@ def check_cache(cache: CacheInfo) -> CacheInfo:
     _check_range("max_model_len", cache.max_model_len, 1, MAX_TOKENS)
     _check_text("determinism_id", cache.determinism_id)
     _check_windows(cache.kv_windows)
+    _check_decodes(cache.decode_rows, cache.decode_seconds)
     return cache
+
+
+def _check_decodes(rows: Sequence[int], seconds: Sequence[float]) -> None:
+    """Checks the measured steps of decodes: the numbers of rows grow, and each step took some time."""
+    _check_range("decode_rows", len(rows), 0, MAX_DECODES)
+    require(len(rows) == len(seconds), f"decode_seconds: {len(seconds)} times for {len(rows)} numbers of rows")
+    grow = all(one < other for one, other in zip((0, *rows), rows, strict=False))
+    require(grow, "decode_rows do not grow")
+    require(all(0 < each <= MAX_SECONDS for each in seconds), "decode_seconds: a step cannot take so long")
 
 
 def _check_windows(windows: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from scheduler_service.replicas.steps.answer_checks import (
     check_pooled,
     check_prompt,
     check_rows,
+    check_tokens,
     require,
 )
 
@@ -29,13 +30,14 @@ def has_logprobs(message: ExecuteModelResponse) -> bool:
     return len(message.logprob_sequence_ids) > 0 or message.HasField("logprobs")
 
 
-def decode_logprobs(message: ExecuteModelResponse, limits: AnswerLimits) -> dict[int, Candidates]:
-    """Decodes the log probabilities of what was sampled, by sequence. Raises WrongAnswer."""
-    check_rows("logprob_sequence_ids", message.logprob_sequence_ids, limits)
-    sequence_ids = message.logprob_sequence_ids[:]
-    check_distinct("logprob_sequence_ids", sequence_ids)
+def decode_logprobs(message: ExecuteModelResponse, limits: AnswerLimits) -> tuple[tuple[int, Candidates], ...]:
+    """Decodes (sequence id, log probabilities) of what was sampled, in the order of the tokens. Raises WrongAnswer."""
+    sequence_ids = message.logprob_sequence_ids
+    # Each sequence has one token, and one more for each draft that was right.
+    check_rows("logprob_sequence_ids", sequence_ids, limits._replace(max_rows=limits.max_rows + limits.max_draft_rows))
+    check_tokens("logprob_sequence_ids", sequence_ids[:], limits)
     _check_logprobs("logprobs", message.logprobs, len(sequence_ids), limits)
-    return dict(zip(sequence_ids, split_logprobs(message.logprobs), strict=True))
+    return tuple(zip(sequence_ids[:], split_logprobs(message.logprobs), strict=True))
 
 
 def _check_logprobs(name: str, columns: Logprobs, num_entries: int, limits: AnswerLimits, least: int = 1) -> None:

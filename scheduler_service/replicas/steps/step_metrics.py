@@ -58,7 +58,7 @@ class StepMeter:
         """Notes a step that was answered, and how long it took to process the answer."""
         metrics = self._metrics
         metrics.num_sequences.observe(step.num_sequences)
-        metrics.num_tokens.observe(step.num_tokens)
+        metrics.num_tokens.observe(step.num_tokens + result.num_draft_tokens)
         metrics.wait.observe(step.wait_seconds)
         metrics.execute.observe(result.forward_seconds + result.cache_seconds)
         metrics.update.observe(update_seconds)
@@ -115,6 +115,7 @@ class StepLog:
             new=len(output.new_sequences),
             recomputed=num_recomputed,
             prefix_hits=sum(1 for sequence in output.new_sequences if sequence.num_computed_tokens),
+            drafts=sum(output.max_draft_tokens),
             prefill_pieces=sum(1 for count in output.num_new_tokens if count > 1),
             forks=len(output.forks),
             appended_blocks=len(output.appended_block_ids),

@@ -116,7 +116,7 @@ class _Sent:
 
 
 class AnsweredStep(NamedTuple):
-    """A step's size, when it was answered, and how long the worker may have been busy with it."""
+    """A step's size without drafts, when it was answered, and how long the worker may have been busy with it."""
 
     num_sequences: int
     num_tokens: int
@@ -164,7 +164,8 @@ class StepsInFlight:
     def on_sent(self, output: SchedulerOutput) -> None:
         if not self._sent:
             self._busy_since = self._clock()
-        num_tokens = sum(output.num_new_tokens)
+        # Each draft that is allowed may be computed.
+        num_tokens = sum(output.num_new_tokens) + sum(output.max_draft_tokens)
         self._sent.append(_Sent(output, num_tokens, self._deadline.find_seconds(num_tokens)))
 
     def on_answered(self) -> AnsweredStep:
@@ -173,7 +174,8 @@ class StepsInFlight:
         seconds = now - self._busy_since
         self._deadline.on_answered(step.num_tokens, seconds)
         self._busy_since = now
-        return AnsweredStep(len(step.output.sequence_ids), step.num_tokens, now, seconds)
+        num_sure_tokens = step.num_tokens - sum(step.output.max_draft_tokens)
+        return AnsweredStep(len(step.output.sequence_ids), num_sure_tokens, now, seconds)
 
     async def watch(self) -> None:
         """Waits for a step to be overdue. Raises BlockyardError NO_READY_WORKER then."""

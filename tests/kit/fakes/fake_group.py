@@ -163,7 +163,7 @@ class Digests:
     def add(self, step: bytes, answer: worker_pb2.ExecuteModelResponse) -> tuple[int, int]:
         """Adds a step and what was sampled; returns both hashes."""
         self._inputs = _hash(self._inputs + step)
-        self._outputs = _hash(self._outputs + repr((answer.sequence_ids, answer.token_ids)).encode())
+        self._outputs = _hash(self._outputs + repr((answer.sequence_ids, answer.token_ids, answer.num_tokens)).encode())
         return int.from_bytes(self._inputs), int.from_bytes(self._outputs)
 
 

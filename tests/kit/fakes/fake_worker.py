@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, fields, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Self
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
@@ -33,6 +34,7 @@ from tests.kit.fakes.fake_loras import FakeLoras
 from tests.kit.fakes.fake_memory import FakeMemory
 from tests.kit.fakes.fake_operations import FakeOperations
 from tests.kit.fakes.worker_codec import decode_step, encode_result
+from tests.kit.oracles.hostile_drafter import HostileDrafter
 from tests.kit.oracles.model_worker import ModelWorker
 from tests.kit.oracles.token_rows import TokenRows
 
@@ -294,6 +296,8 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         assert cache is not None
         if options.strict:
             sizes = (cache.block_size, cache.num_device_blocks, cache.num_host_blocks)
+            # A worker whose cache a test made drafts nothing.
+            plan = self.plans[-1] if self.plans else worker_pb2.InitializeCacheRequest()
             model = ModelWorker(
                 *sizes,
                 vocab_size=options.vocab_size,
@@ -301,6 +305,9 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
                 takes_ids=self.has_stages,
                 max_loras=self.max_loras,
                 weights=self.weights_version if options.names_weights else "",
+                max_draft_tokens=plan.max_draft_tokens,
+                max_draft_rows=plan.max_draft_rows,
+                drafter=HostileDrafter() if plan.max_draft_tokens else None,
             )
             self.model = model
             return lambda step: self._spoil(step, model.execute(step))
@@ -323,17 +330,30 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
             raise ValueError(refusal)
         if self.skew_next or any(new.token_ids == self.skew_prompt for new in step.new_sequences):
             self.skew_next = False
-            return replace(result, sequence_ids=(*result.sequence_ids, 10**6), token_ids=(*result.token_ids, 1))
+            num_tokens = (*result.num_tokens, 1) if result.num_tokens else ()
+            sequence_ids, token_ids = (*result.sequence_ids, 10**6), (*result.token_ids, 1)
+            return replace(result, sequence_ids=sequence_ids, token_ids=token_ids, num_tokens=num_tokens)
         pooled_ids = [sequence_id for sequence_id, _ in result.pooled]
         if failed := self.fail_sequences.intersection((*result.sequence_ids, *pooled_ids)):
             self.fail_sequences -= failed
             result = replace(result, pooled=tuple(pair for pair in result.pooled if pair[0] not in failed))
-            kept = [pair for pair in zip(result.sequence_ids, result.token_ids, strict=True) if pair[0] not in failed]
-            columns = zip(*kept, strict=True) if kept else ((), ())
-            sequence_ids, token_ids = map(tuple, columns)
             failures = tuple((sequence_id, FAILURE) for sequence_id in failed)
-            return replace(result, sequence_ids=sequence_ids, token_ids=token_ids, failures=failures)
+            return replace(_without(result, failed), failures=failures)
         return result
+
+
+def _without(result: StepResult, failed: set[int]) -> StepResult:
+    """The answer without the tokens of some sequences."""
+    tokens = iter(result.token_ids)
+    counts = result.num_tokens or (1,) * len(result.sequence_ids)
+    runs = {
+        sequence_id: tuple(islice(tokens, count))
+        for sequence_id, count in zip(result.sequence_ids, counts, strict=True)
+    }
+    kept = {sequence_id: run for sequence_id, run in runs.items() if sequence_id not in failed}
+    token_ids = tuple(chain.from_iterable(kept.values()))
+    num_tokens = tuple(map(len, kept.values())) if result.num_tokens else ()
+    return replace(result, sequence_ids=tuple(kept), token_ids=token_ids, num_tokens=num_tokens)
 
 
 class _Stream:

@@ -43,6 +43,8 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, loras: Mapping[int, Lor
         finished_sequence_ids=tuple(message.finished_sequence_ids[:]),
         input_ids=tuple(zip(message.input_sequence_ids, message.input_token_ids, strict=True)),
         activated_loras=tuple(zip(message.activated_lora_slots, message.activated_lora_ids, strict=True)),
+        max_draft_tokens=tuple(message.max_draft_tokens[:]),
+        draft_prices=tuple(message.draft_prices[:]),
     )
 
 
@@ -70,6 +72,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence, loras: Mapping[int, Lo
         tuple(message.block_ids[:]),
         spec,
         message.num_beam_candidates,
+        message.max_length,
     )
 
 
@@ -85,6 +88,9 @@ def encode_result(result: StepResult, epoch: int, step_seconds: float) -> worker
         sequence_ids=result.sequence_ids,
         token_ids=result.token_ids,
         skipped_sequence_ids=result.skipped_sequence_ids,
+        num_tokens=result.num_tokens,
+        num_draft_tokens=result.num_draft_tokens,
+        num_accepted_tokens=result.num_accepted_tokens,
         times=worker_pb2.StepTimes(forward=duration_pb2.Duration(nanos=int(step_seconds * 1e9) % 10**9)),
     )
     message.pooled_sequence_ids.extend([sequence_id for sequence_id, _ in result.pooled])

@@ -217,6 +217,11 @@ KINDS: dict[str, Kind] = {
         _STEP, _edit(lambda m: (m.sequence_ids.append(m.sequence_ids[0] + 50), m.token_ids.append(1)))
     ),
     "sequences: a million": Kind(_STEP, _merge(sequence_ids=range(10**6), token_ids=[1] * 10**6)),
+    "runs: one too long": Kind(
+        _STEP, _edit(lambda m: (m.token_ids.append(1), m.num_tokens.extend([*[1] * (len(m.sequence_ids) - 1), 2])))
+    ),
+    "runs: nothing": Kind(_STEP, _edit(lambda m: (m.token_ids.pop(), m.num_tokens.extend([0] * len(m.sequence_ids))))),
+    "runs: drafts of nobody": Kind(_STEP, _edit(_set(num_draft_tokens=3, num_accepted_tokens=MOST_32))),
     "skipped: one that goes on": Kind(
         _STEP, _edit(lambda m: (m.skipped_sequence_ids.append(m.sequence_ids.pop()), m.token_ids.pop()))
     ),
@@ -291,5 +296,9 @@ KINDS: dict[str, Kind] = {
     "cache: nothing": Kind(_CACHE, _bytes(b"")),
     "cache: four billion blocks": Kind(_CACHE, _inside("cache", num_device_blocks=MOST_32)),
     "cache: other blocks": Kind(_CACHE, _inside("cache", block_size=32)),
+    "cache: times of nothing": Kind(_CACHE, _edit(lambda m: m.cache.decode_seconds.append(1.0))),
+    "cache: no time": Kind(
+        _CACHE, _edit(lambda m: (m.cache.decode_rows.append(1), m.cache.decode_seconds.append(math.nan)))
+    ),
     "cache: one token": Kind(_CACHE, _inside("cache", max_model_len=1)),
 }

@@ -22,8 +22,10 @@ from scheduler_service.replicas.worker_link import StepCall, StepStream
 from tests.kit.fuzz.mutations import mutate
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service import codec as worker_codec
-from worker_service.batch.input_batch import BatchLimits, InputBatch
+from worker_service.batch.input_batch import InputBatch
+from worker_service.batch.limits import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
+from worker_service.drafting.drafter import Drafter
 from worker_service.models.loader import load_model
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.steps.step_executor import StepExecutor
@@ -41,9 +43,12 @@ CONFIG = CoreConfig(
     max_model_len=96,
     max_num_seqs=8,
     max_num_batched_tokens=48,
+    max_draft_tokens=3,
+    max_draft_rows=8,
 )
 VOCAB_SIZE = 64
-LIMITS = AnswerLimits(VOCAB_SIZE, CONFIG.max_model_len, CONFIG.max_rows)
+DRAFTS = CONFIG.max_draft_tokens, CONFIG.max_draft_rows
+LIMITS = AnswerLimits(VOCAB_SIZE, CONFIG.max_model_len, CONFIG.max_rows, *DRAFTS)
 NUM_LIVE = 6
 
 
@@ -92,11 +97,16 @@ def _right_answer(scheduler: Scheduler, epoch: int, rng: Random) -> worker_pb2.E
     """What a worker could answer to the oldest step."""
     step = scheduler._in_flight[0]
     answer = worker_pb2.ExecuteModelResponse(epoch=epoch, step_id=step.step_id, sequence_ids=step.sampled_ids)
-    answer.token_ids.extend(rng.randrange(VOCAB_SIZE) for _ in step.sampled_ids)
+    counts = [1 + rng.randint(0, step.drafts.get(sequence, 0)) for sequence in step.sampled]
+    if any(count > 1 for count in counts):
+        answer.num_tokens.extend(counts)
+        answer.num_draft_tokens = answer.num_accepted_tokens = sum(counts) - len(counts)
+    answer.token_ids.extend(rng.randrange(VOCAB_SIZE) for _ in range(sum(counts)))
     answer.times.forward.nanos = answer.times.queue.nanos = 10**6
     if step.sampled_ids:
-        answer.logprob_sequence_ids.extend(step.sampled_ids)
-        _add_entries(answer.logprobs, len(step.sampled_ids), 3, rng, ranks=True)
+        for sequence_id, count in zip(step.sampled_ids, counts, strict=True):
+            answer.logprob_sequence_ids.extend([sequence_id] * count)
+        _add_entries(answer.logprobs, sum(counts), 3, rng, ranks=True)
     for sequence, _ in step.pieces[:2]:
         piece = answer.prompt_logprobs.add(sequence_id=sequence.sequence_id, first_position=1)
         _add_entries(piece.logprobs, 2, 2, rng, ranks=True)
@@ -166,8 +176,11 @@ class _Worker:
             CONFIG.block_size,
             loaded.config.vocab_size,
             CONFIG.max_num_batched_tokens,
+            max_draft_tokens=CONFIG.max_draft_tokens,
+            max_draft_rows=CONFIG.max_draft_rows,
         )
-        return StepExecutor(InputBatch(limits), cache, ModelRunner(loaded))
+        batch = InputBatch(limits, drafter=Drafter(loaded.backend.drafting))
+        return StepExecutor(batch, cache, ModelRunner(loaded))
 
     def take(self, message: worker_pb2.ExecuteModelRequest) -> worker_pb2.ExecuteModelResponse:
         """Answers a step; raises its refusal."""

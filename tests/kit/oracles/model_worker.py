@@ -8,6 +8,7 @@ that breaks a rule of the protocol is refused with `StepRefused`; the worker is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from scheduler_service.core.beam_search.beams import Hypothesis
+    from tests.kit.oracles.hostile_drafter import HostileDrafter
 
 ROOT = 0x6B6579
 """The name of no tokens."""
@@ -81,6 +83,8 @@ class Row:
     block_ids: list[int]
     num_computed: int
     num_beam_candidates: int = 0
+    # The length at which it ends by itself; 0: the scheduler ends it.
+    max_length: int = 0
     # The first token that the present step computes.
     first_query: int = 0
     has_ended: bool = False
@@ -99,6 +103,7 @@ class Row:
             list(new.block_ids),
             new.num_computed_tokens,
             new.num_beam_candidates,
+            new.max_length,
         )
         for token_id in new.token_ids:
             row.append(token_id)
@@ -115,6 +120,7 @@ class Row:
             list(fork.block_ids),
             self.num_computed,
             self.num_beam_candidates,
+            self.max_length,
         )
 
     def draw(self, seed: int, vocab_size: int) -> int:
@@ -135,11 +141,12 @@ class Row:
         return propose(self.names[-1], vocab_size, masked)[: self.num_beam_candidates]
 
     def sample(self, seed: int, vocab_size: int) -> int:
-        """Its next token, which it appends; a stop token after min_tokens ends it."""
+        """Its next token, which it appends; a stop token after min_tokens ends it, and so does its length."""
         position = len(self.token_ids) - self.prompt_length
         token_id = self.draw(seed, vocab_size)
         self.append(token_id)
-        self.has_ended = position >= self.spec.min_tokens and token_id in self.spec.stop_token_ids
+        is_stop = position >= self.spec.min_tokens and token_id in self.spec.stop_token_ids
+        self.has_ended = is_stop or len(self.token_ids) == self.max_length
         return token_id
 
 
@@ -158,11 +165,18 @@ class ModelWorker:
         max_loras: int = 0,
         windows: tuple[int, ...] = (0,),
         weights: str = "",
+        max_draft_tokens: int = 0,
+        max_draft_rows: int = 0,
+        drafter: HostileDrafter | None = None,
     ) -> None:
         """`takes_ids`: it appends nothing that it samples, as with pipeline stages. `windows`: of its KV groups.
 
-        `weights`: the name of its weights, on which all that it computes depends.
+        `weights`: the name of its weights, on which all that it computes depends. It may draft so many tokens of a
+        sequence and of a step; `drafter` does.
         """
+        self.max_draft_tokens = max_draft_tokens
+        self.max_draft_rows = max_draft_rows
+        self.drafter = drafter
         self.weights = weights
         self.windows = windows
         self.lora_slots = [0] * max_loras
@@ -327,7 +341,8 @@ class ModelWorker:
         for sequence_id in active:
             lora_id = self.rows[sequence_id].spec.lora_id
             _require(lora_id in (0, *self.lora_slots), f"sequence {sequence_id} has its adapter in no slot")
-        self._write(active)
+        drafts = self._draft(step, active)
+        self._write(active, drafts)
         self._share_logits(step.forks, active)
         for sequence_id in active:
             self._read(sequence_id)
@@ -336,17 +351,53 @@ class ModelWorker:
         sampled = [key for key in sampled if not self.rows[key].num_beam_candidates]
         pooled = tuple((key, self._pool(key)) for key in sampled if self.rows[key].spec.pooling is not None)
         sampled = [key for key in sampled if self.rows[key].spec.pooling is None]
-        choose = Row.draw if self.takes_ids else Row.sample
-        token_ids = [choose(self.rows[key], self.seed_of(self.rows[key].spec), self.vocab_size) for key in sampled]
+        runs = [self._choose(step.step_id, self.rows[key], drafts.get(key, [])) for key in sampled]
         candidates = {key: self.rows[key].propose(self.vocab_size) for key in beams}
         return StepResult(
             step.step_id,
             tuple(sampled),
-            tuple(token_ids),
+            tuple([token_id for run in runs for token_id in run]),
             tuple(skipped),
             beam_candidates=candidates or None,
             pooled=pooled,
+            num_tokens=tuple(map(len, runs)) if drafts else (),
+            num_draft_tokens=sum(map(len, drafts.values())),
+            num_accepted_tokens=sum(max(len(run) - 1, 0) for run in runs),
         )
+
+    def _draft(self, step: SchedulerOutput, active: dict[int, int]) -> dict[int, list[int]]:
+        """Drafts for the sequences that are allowed some: decodes, with room in their tables and in their length."""
+        allowed = step.max_draft_tokens
+        _require(len(allowed) in (0, len(step.sequence_ids)), "drafts in a column of another length")
+        _require(sum(allowed) <= self.max_draft_rows, f"{sum(allowed)} drafts, and a step has {self.max_draft_rows}")
+        drafts: dict[int, list[int]] = {}
+        for key, most in zip(step.sequence_ids, allowed, strict=False):
+            if not most or key not in active:
+                continue
+            row = self.rows[key]
+            _require(most <= self.max_draft_tokens, f"{most} drafts of sequence {key}")
+            is_decode = active[key] == 1 and row.num_computed + 1 == len(row.token_ids) > row.prompt_length
+            _require(is_decode and not row.num_beam_candidates, f"sequence {key} drafts and is no decode")
+            _require(len(row.token_ids) + most <= row.max_length, f"sequence {key} drafts past its end")
+            num_slots = len(row.block_ids) // len(self.windows) * self.block_size
+            _require(len(row.token_ids) + most <= num_slots, f"sequence {key} has no room for its drafts")
+            if self.drafter:
+                drafts[key] = self.drafter.draft(step.step_id, row, self.seed_of(row.spec), self.vocab_size, most)
+        return drafts
+
+    def _choose(self, step_id: int, row: Row, drafts: list[int]) -> list[int]:
+        """Chooses a row's next token, and one more for each draft that was the token chosen before."""
+        if self.drafter and drafts and self.drafter.must_repeat(step_id, row):
+            row.num_computed -= 1
+            return []
+        choose = Row.draw if self.takes_ids else Row.sample
+        run = [choose(row, self.seed_of(row.spec), self.vocab_size)]
+        for draft in drafts:
+            if row.has_ended or run[-1] != draft:
+                break
+            row.num_computed += 1
+            run.append(choose(row, self.seed_of(row.spec), self.vocab_size))
+        return run
 
     def _pool(self, sequence_id: int) -> bytes:
         """The numbers of a prompt, which end its sequence."""
@@ -354,20 +405,24 @@ class ModelWorker:
         row.has_ended = True
         return pool_numbers(row.spec.pooling or b"", row.names[-1])
 
-    def _write(self, active: dict[int, int]) -> None:
+    def _write(self, active: dict[int, int], drafts: dict[int, list[int]]) -> None:
         written: set[int] = set()
         for sequence_id, num_new_tokens in active.items():
             row = self.rows[sequence_id]
             end = row.num_computed + num_new_tokens
             _require(end <= len(row.token_ids), f"sequence {sequence_id} computes tokens that nobody knows")
             row.first_query = row.num_computed
-            for position in range(row.num_computed, end):
+            names = row.names
+            if drafted := drafts.get(sequence_id):
+                names = [*accumulate(drafted, extend_name, initial=names[-1])]
+                names = [*row.names, *names[1:]]
+            for position in range(row.num_computed, len(names) - 1 if drafted else end):
                 for group in range(len(self.windows)):
                     slot = self._slot(row, position, group)
                     if slot in written:
                         raise StepRefused(f"sequence {sequence_id} writes what another one writes")
                     written.add(slot)
-                    self.device[slot] = name_in_group(row.names[position + 1], group)
+                    self.device[slot] = name_in_group(names[position + 1], group)
             row.num_computed = end
 
     def _share_logits(self, forks: Sequence[Fork], active: dict[int, int]) -> None:

@@ -20,6 +20,7 @@ from blockyard.clock import Clock
 from blockyard.configuration import ModelSettings, PublicSettings
 from blockyard.contract.models import Task
 from blockyard.lora.settings import LoraSettings
+from blockyard.speculation import SpeculationSettings
 from gateway.config import GatewayConfiguration
 from gateway.config import ServiceSettings as GatewayServiceSettings
 from gateway.fronts.http.server import make_http_app
@@ -69,6 +70,7 @@ class Sizes:
     max_num_batched_tokens: int = 64
     policy: Literal["fcfs", "priority"] = "fcfs"
     max_waiting_requests: int = 0
+    speculation: Literal["none", "ngram", "auto"] = "none"
     max_loras: int = 0
     task: Task = Task.GENERATE
     has_http: bool = False
@@ -298,6 +300,7 @@ async def run_scheduler(node: Node, process: Process) -> None:
             tensor_parallel_size=max(sizes.ranks) // sizes.stages,
             pipeline_parallel_size=sizes.stages,
         ),
+        speculation=SpeculationSettings(sizes.speculation, max_draft_tokens=5, max_draft_rows=12),
         lora=LoraSettings(
             max_loras=sizes.max_loras,
             lora_modules=",".join(f"{name}={name}" for name in ADAPTERS) if sizes.max_loras else "",

@@ -11,6 +11,7 @@ from blockyard.contract.scheduling import Abort, AbortReason, Acceptance, Adapte
 from blockyard.errors import BlockyardError, Reason
 from gateway.text.tokenizer import Tokenizer
 from gateway.validation import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, derive_seed
+from tests.unit.gateway.core import FACTS
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
 if TYPE_CHECKING:
@@ -321,3 +322,26 @@ async def test_bad_words_beyond_the_limits_are_refused_unread(core: Core, monkey
     assert {violation.field for violation in raised.value.violations} == {"sampling.bad_words"}
     assert set(read) == {"b"}
     assert len(read) < MAX_BAD_WORDS
+
+
+# Predictions
+
+
+async def test_a_predicted_text_becomes_ids(core: Core) -> None:
+    await core.start(prediction="once upon a time")
+    predicted = core.link.adds[0].submission.sampling.predicted_token_ids
+    assert demo_tokenizer().decode(predicted, skip_special_tokens=False) == "once upon a time"
+
+
+async def test_no_more_is_predicted_than_a_model_can_say(core: Core) -> None:
+    await core.start(prediction="once upon a time " * 50_000)
+    predicted = core.link.adds[0].submission.sampling.predicted_token_ids
+    assert len(predicted) == FACTS.max_model_len
+
+
+async def test_a_prediction_ends_at_what_a_model_cannot_say(core: Core) -> None:
+    whole = demo_tokenizer().encode("once upon a time", add_special_tokens=False)
+    core.attached(vocab_size=max(whole))
+    await core.start(prediction="once upon a time")
+    predicted = core.link.adds[0].submission.sampling.predicted_token_ids
+    assert list(predicted) == list(whole[: list(whole).index(max(whole))])

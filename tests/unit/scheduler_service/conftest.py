@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -125,7 +125,7 @@ def settings(configuration: SchedulerConfiguration) -> Callable[..., SchedulerCo
     def change(**changes: object) -> SchedulerConfiguration:
         changed = configuration
         for name, value in changes.items():
-            for section in ("model", "load", "device", "parallel", "cache", "lora", "scheduler", "service", "resume"):
+            for section in [field.name for field in fields(changed)]:
                 part = getattr(changed, section)
                 if hasattr(part, name):
                     changed = replace(changed, **{section: replace(part, **{name: value})})

@@ -11,7 +11,7 @@ from scheduler_service.catalogue import CATALOGUE
 from scheduler_service.core.values import StepResult
 from scheduler_service.replicas.steps.step_metrics import StepMeter, StepMetrics
 from scheduler_service.replicas.steps.steps_in_flight import AnsweredStep
-from tests.kit.oracles.token_oracle import until_idle
+from tests.kit.oracles.token_oracle import oracle, until_idle
 from tests.kit.processes.scrape import Scrape
 from tests.kit.waiting import until
 
@@ -190,6 +190,22 @@ async def test_a_killed_worker_costs_computing_and_no_token(harness: Harness, se
     assert seen.sum("blockyard_prompt_tokens_total") == 4 * 20
     assert seen.sum("blockyard_queue_seconds_count") == 4
     assert {labels["replica"] for labels in seen.labels("blockyard_generated_tokens_total")} == {"0", "1"}
+
+
+@pytest.mark.parametrize("speculation", ["ngram", "auto"])
+async def test_drafts_are_counted_and_change_no_token(harness: Harness, settings: Settings, speculation: str) -> None:
+    await harness.worker()
+    server = await harness.scheduler(settings(speculation=speculation, max_draft_tokens=5))
+    client = await harness.client()
+    prompts = [[number + 1] * 20 for number in range(4)]
+    streams = [await client.add(f"r{number}", prompt, max_tokens=60) for number, prompt in enumerate(prompts)]
+    assert [await client.result(stream) for stream in streams] == [oracle(prompt, 60) for prompt in prompts]
+    await until_idle(server)
+    seen = scrape(server)
+    drafted, right = (seen.sum(f"blockyard_{name}_tokens_total", replica="0") for name in ("draft", "accepted"))
+    assert drafted > right > 60
+    assert seen.sum("blockyard_generated_tokens_total") == 4 * 60
+    assert seen.sum("blockyard_steps_total") < 60 + 10
 
 
 async def test_a_drained_worker_has_not_died(harness: Harness) -> None:

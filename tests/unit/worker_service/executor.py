@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockyard_kernels.capture import CaptureSizes
-from worker_service.batch.input_batch import BatchLimits, InputBatch
+from worker_service.batch.input_batch import InputBatch
+from worker_service.batch.limits import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
+from worker_service.drafting.drafter import Drafter
 from worker_service.grammars.matchers import make_grammars
 from worker_service.runner.pooling_runner import make_runner
 from worker_service.step import NewRow, Step
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard.contract.sampling import SamplingParams
+    from blockyard_kernels.drafting import DraftingOps
     from worker_service.lora.slots import AdapterSlots
     from worker_service.models.loader import RunnableModel
     from worker_service.step import Logprobs, StepOutput
     from worker_service.steps.rank_steps import RankSteps
 
 BLOCK_SIZE = 8
+MAX_DRAFT_TOKENS, MAX_DRAFT_ROWS = 6, 24
 
 
 def make_executor(
@@ -38,8 +42,12 @@ def make_executor(
     ranks: RankSteps | None = None,
     is_invariant: bool = True,
     slots: AdapterSlots | None = None,
+    drafting: DraftingOps | None = None,
 ) -> StepExecutor:
-    """An executor of a loaded model, which replays steps of up to so many tokens where its backend can."""
+    """An executor of a loaded model, which replays steps of up to so many tokens where its backend can.
+
+    `drafting`: from where it drafts, if it does.
+    """
     runner = make_runner(loaded, slots)
     if ranks is not None:
         runner.join(ranks.silence)
@@ -51,8 +59,11 @@ def make_executor(
         loaded.model.reserve_positions(max_model_len)
         sizes = CaptureSizes(max_captured_tokens, 4, BLOCK_SIZE, loaded.config.sliding_window, max_model_len)
         runner.capture(cache.device_pool, sizes)
-    limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, max_model_len, 16, BLOCK_SIZE, 1000)
-    return StepExecutor(InputBatch(limits, make_grammars(loaded)), cache, runner, ranks)
+    drafts = (MAX_DRAFT_TOKENS, MAX_DRAFT_ROWS) if drafting else (0, 0)
+    windows = loaded.model.kv_groups.windows
+    limits = BatchLimits.of(loaded.config, windows, max_model_len, 16, BLOCK_SIZE, 1000, drafts)
+    drafter = Drafter(drafting, follows_grammars=ranks is None) if drafting else None
+    return StepExecutor(InputBatch(limits, make_grammars(loaded), drafter), cache, runner, ranks)
 
 
 def new_sequence(

@@ -77,7 +77,8 @@ def tell_lengths(properties: dict[str, Any]) -> None:
     _set_item_limits(properties["stop"], stop, MAX_STOP_STRINGS)
     _set_item_limits(properties["bad_words"], word, MAX_BAD_WORDS)
     _set_item_limits(properties["stop_token_ids"], {"minimum": 0})
-    _set_item_limits(properties["allowed_token_ids"], {"minimum": 0})
+    for name in ("allowed_token_ids", "predicted_token_ids"):
+        _set_item_limits(properties[name], {"minimum": 0})
     biases = _form(properties["logit_bias"], "object")
     biases["additionalProperties"].update(bias)
     biases |= {"maxProperties": MAX_LOGIT_BIASES, "propertyNames": {"pattern": "^[0-9]{1,10}$"}}

@@ -56,6 +56,13 @@ def _join_content(value: Any) -> Any:
 _Content = Annotated[str | None, BeforeValidator(_join_content, json_schema_input_type=str | list[TextPart] | None)]
 
 
+class PredictedContent(Shape):
+    """A text that an answer may repeat in part."""
+
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(_join_content, json_schema_input_type=str | list[TextPart])]
+
+
 def _check_kind(value: Any) -> Any:
     """Refuses tools and calls whose type is not `function`; the error names the type."""
     kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None

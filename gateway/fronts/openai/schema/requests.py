@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, TokenIdKey, at_most, unsupported
 from gateway.fronts.openai.schema.formats import FormatShape
-from gateway.fronts.openai.schema.messages import ChatShape
+from gateway.fronts.openai.schema.messages import ChatShape, PredictedContent
 from gateway.validation import MAX_LOGIT_BIASES
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class GenerationBody(NotServedYet, FormatShape):
     cache_salt: CacheSalt | None = None
 
     # Blockyard's own parameters.
+    predicted_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     max_queue_time: float | None = None
     on_disconnect: Literal["abort", "keep"] | None = None
     on_update: Literal["continue", "fail"] | None = None
@@ -209,7 +210,6 @@ class ChatBody(GenerationBody, ChatShape):
     # Parameters that label a request, or tune features that work automatically here.
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = GenerationBody.WITHOUT_EFFECT | {
         "metadata",
-        "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
@@ -221,6 +221,8 @@ class ChatBody(GenerationBody, ChatShape):
     # Chat templates write all special tokens themselves.
     add_special_tokens: Annotated[Any, Neutral(False)] = None
     max_completion_tokens: int | None = None
+    # A text that the answer may repeat in part: then its tokens come sooner where workers draft.
+    prediction: PredictedContent | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
@@ -237,7 +239,6 @@ class ChatBody(GenerationBody, ChatShape):
     web_search_options: NotServed = None
 
     metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
-    prediction: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None

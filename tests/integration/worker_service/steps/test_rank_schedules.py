@@ -11,6 +11,7 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,10 +27,11 @@ from scheduler_service.core.values import GroupSpec, SchedulerStats
 from scheduler_service.replicas.codec import decode_answer, encode_group_step
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.kernels.backends import BEST, REFERENCE, Kernels
+from tests.kit.kernels.hostile_drafts import HostileDrafts
 from tests.kit.kernels.ranks import new_backend
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from tests.kit.oracles.core_requests import add_request
-from tests.unit.worker_service.executor import BLOCK_SIZE, make_executor
+from tests.unit.worker_service.executor import BLOCK_SIZE, MAX_DRAFT_ROWS, MAX_DRAFT_TOKENS, make_executor
 from tests.unit.worker_service.ranks_executor import RanksExecutor
 from worker_service.codec import decode_step, encode_result
 from worker_service.models import loader
@@ -37,6 +39,7 @@ from worker_service.models import loader
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from blockyard_kernels.drafting import DraftingOps
     from blockyard_kernels.ops import Backend
     from scheduler_service.core.sequence import Group
     from worker_service.models.loader import RunnableModel
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 NUM_REQUESTS = 12
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 33, 8
 MAX_LEN, MAX_SEQS = 96, 16
-LIMITS = AnswerLimits(VOCAB_SIZE, MAX_LEN, MAX_SEQS)
+LIMITS = AnswerLimits(VOCAB_SIZE, MAX_LEN, MAX_SEQS, MAX_DRAFT_TOKENS, MAX_DRAFT_ROWS)
 EPOCHS = itertools.count(1)
 SIZES = [ParallelSizes(1, 1), ParallelSizes(2, 1), ParallelSizes(4, 1), ParallelSizes(1, 2), ParallelSizes(2, 2)]
 SAMPLINGS = [
@@ -75,7 +78,9 @@ class Network:
     kernels: Kernels
     quantization: str = "none"
 
-    def make_executor(self, parallel: Parallel = ALONE, ranks: RankSteps | None = None) -> StepExecutor:
+    def make_executor(
+        self, parallel: Parallel = ALONE, ranks: RankSteps | None = None, drafting: DraftingOps | None = None
+    ) -> StepExecutor:
         """Makes the executor of a rank. Alone, its ops run one by one; else steps are replayed where they can be."""
         return make_executor(
             self._load(parallel),
@@ -84,6 +89,7 @@ class Network:
             max_model_len=MAX_LEN,
             max_captured_tokens=0 if ranks is None or self.kernels.is_reference else 20,
             ranks=ranks,
+            drafting=drafting,
         )
 
     def _load(self, parallel: Parallel) -> RunnableModel:
@@ -204,10 +210,13 @@ def network(request: pytest.FixtureRequest) -> tuple[Network, list[Answer]]:
     return request.param, run_alone(request.param)
 
 
-def make_ranks(network: Network, sizes: ParallelSizes) -> StepExecutor | RanksExecutor:
+def make_ranks(
+    network: Network, sizes: ParallelSizes, drafting: DraftingOps | None = None
+) -> StepExecutor | RanksExecutor:
     if sizes.world_size == 1:
-        return network.make_executor()
-    return RanksExecutor(network.make_executor, sizes.tensor_parallel_size, sizes.pipeline_parallel_size)
+        return network.make_executor(drafting=drafting)
+    make_rank = partial(network.make_executor, drafting=drafting)
+    return RanksExecutor(make_rank, sizes.tensor_parallel_size, sizes.pipeline_parallel_size)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda each: f"{each.tensor_parallel_size}x{each.pipeline_parallel_size}")
@@ -234,3 +243,26 @@ def test_any_number_of_ranks_gives_the_answers_of_running_alone_on_one(
     assert stats.num_cached_tokens_total > 0
     assert stats.num_copied_blocks_total > 0
     assert stats.num_prefill_pieces_total > 2 * NUM_REQUESTS
+
+
+def test_drafts_change_no_answer(network: tuple[Network, Sequence[Answer]]) -> None:
+    """The drafts are right, wrong, stop tokens and ids of the padding, in as many rows as fit and fewer."""
+    own, alone = network
+    sizes = ParallelSizes(2, 1)
+    drafts = HostileDrafts([0, 1, 37, 74])
+    for spec, answer in zip(make_requests(), alone, strict=True):
+        drafts.texts += [[*spec.prompt_token_ids, *token_ids] for token_ids, *_ in answer.sequences]
+    answers, stats = run(
+        make_ranks(own, sizes, drafts),
+        make_requests(),
+        sizes,
+        max_prefill_chunk=11,
+        preemption_mode="swap",
+        max_steps_in_flight=2,
+        max_draft_tokens=MAX_DRAFT_TOKENS,
+        max_draft_rows=MAX_DRAFT_ROWS,
+    )
+    for number, (answer, truth) in enumerate(zip(answers, alone, strict=True)):
+        assert answer == truth, f"request {number}"
+    assert 0 < stats.num_accepted_tokens_total < stats.num_draft_tokens_total
+    assert stats.num_preemptions_total > 0

@@ -76,6 +76,7 @@ SAMPLING = SamplingParams(
     grammar="start: /a/",
     thinking_token_budget=9,
     thinking_tokens=ThinkingTokens(5, ((6,), (7, 8)), is_open=True),
+    predicted_token_ids=(4, 5),
 )
 ADAPTER = Adapter(3, "a", "/loras/a", "ab" * 32, pinned=True, num_virtual_tokens=4)
 WHOLE = Submission(

@@ -62,7 +62,7 @@ MODEL = LoadedModel(
     quantization=Quantization.INT4_GROUP,
     stored_format="AWQ",
 )
-CACHE = CacheInfo(16, 100, 10, 4096, 48, "id", True, (0, 32))
+CACHE = CacheInfo(16, 100, 10, 4096, 48, "id", True, (0, 32), (1, 2), (0.25, 0.5))
 ADAPTER = Adapter(3, "sql", "/adapters/sql", "ab" * 32, True, 20, 8, ("k_proj", "q_proj"), 1000)
 LIMITS = LoraLimits(2, 16, 4, 32)
 SLEEP = SleepInfo(2, frozenset({MemoryTag.KV_CACHE}), True)
@@ -103,7 +103,7 @@ CODECS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
         workers.WEIGHTS_SOURCE.decode,
     ),
     "DetermineNumAvailableBlocks": (
-        ProfileRequest(16, 0.5, 2**30, 2048, 64),
+        ProfileRequest(16, 0.5, 2**30, 2048, 64, 32),
         workers.PROFILE_REQUEST.encode,
         workers.PROFILE_REQUEST.decode,
     ),
@@ -113,7 +113,7 @@ CODECS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
         workers.AVAILABLE_BLOCKS.decode,
     ),
     "InitializeCache": (
-        CachePlan(16, 100, 10, 512, 2048, 256),
+        CachePlan(16, 100, 10, 512, 2048, 256, 11, 32),
         workers.CACHE_PLAN.encode,
         workers.CACHE_PLAN.decode,
     ),

@@ -11,6 +11,7 @@ from scheduler_service.core.blocks.prefix_lookup import hash_block, name_of_grou
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import GroupSpec, LoraSpec, OwnerUpdate, SchedulerOutput, StepResult
 from tests.kit.oracles.core_requests import add_request
+from tests.kit.oracles.hostile_drafter import HostileDrafter
 from tests.kit.oracles.model_worker import (
     ModelWorker,
     extend_name,
@@ -98,6 +99,9 @@ def _worker_of(config: CoreConfig) -> ModelWorker:
         takes_ids=config.num_virtual_engines > 1,
         max_loras=config.max_loras,
         windows=config.kv_windows,
+        max_draft_tokens=config.max_draft_tokens,
+        max_draft_rows=config.max_draft_rows,
+        drafter=HostileDrafter() if config.max_draft_tokens else None,
     )
 
 

@@ -100,7 +100,7 @@ def test_what_comes_with_a_token_is_passed_on_once() -> None:
     step = bench.send()
     ids = step.sequence_ids
     told = {sequence_id: f"told {sequence_id}" for sequence_id in ids}
-    result = StepResult(step.step_id, ids, (1, 1), logprobs=told, prompt_logprobs=((first, "prompt"),))
+    result = StepResult(step.step_id, ids, (1, 1), logprobs=tuple(told.items()), prompt_logprobs=((first, "prompt"),))
     [update] = bench.scheduler.update(result).values()
     assert dict(update.logprobs) == told
     assert update.prompt_logprobs == [(first, "prompt")]
@@ -111,7 +111,7 @@ def test_what_comes_with_a_token_is_passed_on_once() -> None:
     late = bench.scheduler.schedule()
     assert late is not None
     bench.scheduler.abort("a", 0)
-    result = StepResult(late.step_id, late.sequence_ids, (1, 1), logprobs=dict.fromkeys(ids, "late"))
+    result = StepResult(late.step_id, late.sequence_ids, (1, 1), logprobs=tuple((each, "late") for each in ids))
     [update] = bench.scheduler.update(result).values()
     assert update.logprobs == [(first + 1, "late")]
 
@@ -121,7 +121,7 @@ def test_what_comes_with_the_only_token_of_an_answer_is_passed_on_too() -> None:
     first = bench.add(make_spec("a", 6, 1))
     step = bench.send()
     result = StepResult(
-        step.step_id, step.sequence_ids, (1,), logprobs={first: "told"}, prompt_logprobs=((first, "prompt"),)
+        step.step_id, step.sequence_ids, (1,), logprobs=((first, "told"),), prompt_logprobs=((first, "prompt"),)
     )
     [update] = bench.scheduler.update(result).values()
     assert [finished.sequence_id for finished in update.ended] == [first]

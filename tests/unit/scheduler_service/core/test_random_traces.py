@@ -126,6 +126,9 @@ class Traces(RuleBasedStateMachine):
             count = in_step.get(sequence.sequence_id, 0)
             assert count in (0, len(sequence.token_ids)) or not self.bench.config.whole_prompts
             first = (sequence.num_scheduled - count) // size
+            if sequence.num_in_flight and count:
+                # All drafts in flight may be wrong.
+                first = (len(sequence.token_ids) + sequence.num_in_flight - 2) // size
             last = -(-sequence.num_scheduled // size)
             num_groups = len(self.bench.config.kv_windows)
             for block in sequence.block_ids[first * num_groups : last * num_groups] if count else ():
@@ -216,9 +219,23 @@ class WindowTraces(Traces):
     )
 
 
+class DraftTraces(Traces):
+    """The same of a worker that drafts as it likes."""
+
+    configurations = st.builds(
+        lambda config, **drafts: replace(config, num_virtual_engines=1, whole_prompts=False, **drafts),
+        st.one_of(configurations, WindowTraces.configurations),
+        max_draft_tokens=st.sampled_from([1, 2, 4, 7]),
+        max_draft_rows=st.sampled_from([1, 4, 16]),
+        prices_drafts=st.booleans(),
+    )
+
+
 Traces.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestTraces = Traces.TestCase
 WindowTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=100)
 TestWindowTraces = WindowTraces.TestCase
+DraftTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=60)
+TestDraftTraces = DraftTraces.TestCase

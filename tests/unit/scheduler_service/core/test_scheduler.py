@@ -385,7 +385,7 @@ def test_what_is_told_of_a_sequence_that_has_ended_is_told_to_nobody() -> None:
     assert second is not None
     [update] = scheduler.update(StepResult(1, (sequence_id,), (7,))).values()
     assert [end.sequence_id for end in update.ended] == [sequence_id]
-    late = scheduler.update(StepResult(2, (sequence_id,), (5,), logprobs={sequence_id: "told"}))
+    late = scheduler.update(StepResult(2, (sequence_id,), (5,), logprobs=((sequence_id, "told"),)))
     assert late == {}
     scheduler.check_integrity()
 

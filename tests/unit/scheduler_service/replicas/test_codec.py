@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf import descriptor
 from hypothesis import given
@@ -24,10 +26,11 @@ from scheduler_service.core.values import (
     StepResult,
 )
 from scheduler_service.replicas import codec
-from scheduler_service.replicas.steps.answer_checks import AnswerLimits
+from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
 from tests.kit.fakes.worker_codec import decode_step, encode_result
 
 LIMITS = AnswerLimits(vocab_size=2**32, max_model_len=100, max_rows=100)
+DRAFT_LIMITS = LIMITS._replace(max_draft_tokens=3, max_draft_rows=5)
 
 ids = st.integers(0, 2**32 - 1)
 columns = st.lists(ids, max_size=5).map(tuple)
@@ -49,7 +52,9 @@ def new_sequences(draw: st.DrawFn) -> NewSequence:
         payload=sampling_pb2.SamplingParams(temperature=0.5, seed=draw(ids)).SerializeToString(),
         pooling=draw(st.sampled_from([None, pooling_pb2.Pooling(kind=1, dimensions=3).SerializeToString()])),
     )
-    return NewSequence(draw(ids), draw(ids), token_ids, prompt_length, draw(ids), draw(columns), spec, draw(ids))
+    return NewSequence(
+        draw(ids), draw(ids), token_ids, prompt_length, draw(ids), draw(columns), spec, draw(ids), draw(ids)
+    )
 
 
 steps = st.builds(
@@ -68,6 +73,8 @@ steps = st.builds(
     finished_sequence_ids=columns,
     input_ids=st.lists(st.tuples(ids, ids), max_size=3).map(tuple),
     activated_loras=st.lists(st.tuples(ids, ids), max_size=3).map(tuple),
+    max_draft_tokens=columns,
+    draft_prices=columns,
 )
 
 
@@ -112,6 +119,47 @@ def test_an_answer_arrives_as_it_was_sent(
     assert codec.decode_answer(worker_pb2.ExecuteModelResponse.FromString(data), LIMITS) == result
 
 
+@given(st.lists(st.lists(ids, max_size=4), min_size=1, max_size=5), st.integers(0, 5))
+def test_runs_arrive_as_they_were_sent(runs: list[list[int]], num_drafted: int) -> None:
+    token_ids = tuple(token_id for run in runs for token_id in run)
+    result = StepResult(
+        5,
+        tuple(range(len(runs))),
+        token_ids,
+        num_tokens=tuple(map(len, runs)),
+        num_draft_tokens=num_drafted,
+        num_accepted_tokens=num_drafted // 2,
+        forward_seconds=pytest.approx(0.001),
+    )
+    data = encode_result(result, 2, 0.001).SerializeToString()
+    assert codec.decode_answer(worker_pb2.ExecuteModelResponse.FromString(data), DRAFT_LIMITS) == result
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"num_tokens": [1]}, "1 counts for 2 sequences"),
+        ({"num_tokens": [2, 2]}, "3 tokens where num_tokens counts 4"),
+        ({"num_tokens": [0, 3], "token_ids": [1, 2, 2**32 - 1]}, "not in the vocabulary"),
+        ({"num_tokens": [0, 5], "token_ids": [1] * 5}, "at most 4"),
+        ({"num_draft_tokens": 6}, "a step has 5"),
+        ({"num_draft_tokens": 3, "num_accepted_tokens": 4}, "4 of 3 drafts"),
+        ({"logprob_sequence_ids": [4] * 5}, "appears 5 times"),
+        ({"logprob_sequence_ids": range(106)}, "106 sequences"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(told: dict[str, Any], message: str) -> None:
+    fields = {"sequence_ids": [4, 5], "token_ids": [1, 2, 3], "num_tokens": [1, 2]} | told
+    with pytest.raises(WrongAnswer, match=message):
+        codec.decode_answer(worker_pb2.ExecuteModelResponse(**fields), DRAFT_LIMITS._replace(vocab_size=2**31))
+
+
+def test_who_does_not_draft_has_one_token() -> None:
+    answer = worker_pb2.ExecuteModelResponse(sequence_ids=[4], token_ids=[1, 2], num_tokens=[2])
+    with pytest.raises(WrongAnswer, match="at most 1"):
+        codec.decode_answer(answer, LIMITS)
+
+
 def test_a_steps_time_is_that_of_its_parts_without_the_queue() -> None:
     times = worker_pb2.StepTimes()
     for part, seconds in (
@@ -147,8 +195,7 @@ def test_log_probabilities_pass_through() -> None:
         step_id=1, logprob_sequence_ids=[4, 5], logprobs=columns, prompt_logprobs=[piece]
     )
     result = codec.decode_answer(answer, LIMITS)
-    assert result.logprobs is not None
-    update = OwnerUpdate(logprobs=list(result.logprobs.items()), prompt_logprobs=list(result.prompt_logprobs))
+    update = OwnerUpdate(logprobs=list(result.logprobs), prompt_logprobs=list(result.prompt_logprobs))
     assert encode_progress(Progress(update=update)) == scheduler_pb2.AttachResponse(
         logprob_sequence_ids=[4, 5], logprobs=columns, prompt_logprobs=[piece]
     )

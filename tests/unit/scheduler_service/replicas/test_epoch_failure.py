@@ -24,6 +24,7 @@ STEP = SchedulerOutput(
         ("new_sequences[0].block_ids", [7]),
         ("forks[0]", [4]),
         ("num_new_tokens[2]", [5]),
+        ("max_draft_tokens[0]", [3]),
         ("appended_block_ids[0]", [5]),
         ("sequence_ids[9]", []),
         ("blocks_to_copy", []),

@@ -113,13 +113,24 @@ def test_the_digest_covers_all_that_a_worker_is_told(settings: Settings) -> None
         "max_num_batched_tokens": 7,
     }
     digests = {configuration_digest(settings(**{name: value}), Parallel()) for name, value in told.items()}
-    assert len(digests) == len(told)
+    drafts = ({}, {"max_draft_tokens": 7}, {"max_draft_rows": 7})
+    digests |= {configuration_digest(settings(speculation="auto", **each), Parallel()) for each in drafts}
+    assert len(digests) == len(told) + len(drafts)
     assert configuration_digest(settings(), Parallel()) not in digests
 
 
 def test_the_digest_covers_nothing_else(settings: Settings) -> None:
     same = settings(enable_prefix_caching=False, preemption_mode="swap", max_prefill_chunk=5, debug_integrity=False)
+    assert configuration_digest(settings(max_draft_tokens=5), Parallel()) == configuration_digest(same, Parallel())
     assert configuration_digest(same, Parallel()) == configuration_digest(settings(), Parallel())
+
+
+def test_drafts_are_planned_for_where_they_are_asked_for(settings: Settings) -> None:
+    plan = plan_cache(settings(speculation="ngram", max_draft_tokens=40), AVAILABLE, 100)
+    # No sequence can have more than a step.
+    assert (plan.max_draft_tokens, plan.max_draft_rows) == (32, 32)
+    plan = plan_cache(settings(speculation="auto", max_draft_rows=64, pipeline_parallel_size=2), AVAILABLE, 100)
+    assert (plan.max_draft_tokens, plan.max_draft_rows) == (0, 0)
 
 
 async def test_a_new_worker_is_brought_up(configuration: SchedulerConfiguration) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from blockyard.errors import BlockyardError, Reason, from_status
+from blockyard.grammars.limits import PARSER_LIMITS
 from tests.kit.panics import GRAMMAR as PANICS
 from tests.kit.panics import panic
 from tests.unit.worker_service import driver
+from worker_service.grammars import matchers
 from worker_service.grammars.matchers import WORD_BITS, Grammars, GrammarState, read_vocabulary
 from worker_service.models.loader import load_model
 
@@ -208,6 +211,54 @@ def test_a_row_that_comes_back_reaches_a_limit_where_it_would_have(grammars: Gra
         assert each.failure.reason is Reason.GRAMMAR_TOO_COMPLEX
 
 
+TOOL = """start: %json {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8},
+"days": {"type": "integer", "minimum": 1}}, "required": ["city", "days"], "additionalProperties": false,
+"x-guidance": {"whitespace_flexible": false}}"""
+ANSWER = '{"city":"Oslo","days":12}'
+
+
+@pytest.mark.parametrize("limit", ["step_lexer_fuel", "max_lexer_states", "step_max_items"])
+def test_drafts_bring_no_limit_nearer(
+    limit: str, vocabulary: LLTokenizer, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a mask costs depends on the masks before it: a draft must leave all of that as it is."""
+    output = vocabulary.tokenize_str(ANSWER)
+
+    def reaches_the_end(number: int, asks_what_is_forced: bool) -> bool:
+        monkeypatch.setattr(matchers, "parser_limits", lambda _: PARSER_LIMITS | {limit: number})
+        grammars = Grammars(vocabulary, size)
+        state, forced = follow(grammars, TOOL), []
+        for token_id in output:
+            if asks_what_is_forced:
+                forced += state.forced_token_ids(8, size)
+            if not allowed(grammars, state)[0]:
+                return False
+            state.add(token_id)
+        assert bool(forced) == asks_what_is_forced
+        return True
+
+    least = [
+        bisect_left(range(PARSER_LIMITS[limit]), True, key=lambda number: reaches_the_end(number, asks))
+        for asks in (False, True)
+    ]
+    assert 0 < least[0] == least[1]
+
+
+def test_what_a_grammar_forces_is_told_within_its_vocabulary(grammars: Grammars, vocabulary: LLTokenizer) -> None:
+    state = follow(grammars, 'start: "abc"')
+    assert state.forced_token_ids(8, 1000) == []
+    allowed(grammars, state)
+    ids = state.forced_token_ids(8, 1000)
+    assert vocabulary.decode_str(ids) == "abc"
+    assert state.forced_token_ids(1, 1000) == ids[:1]
+    assert state.forced_token_ids(8, max(ids)) == []
+
+
+def test_a_mask_that_is_asked_for_again_is_the_same(grammars: Grammars) -> None:
+    state = follow(grammars, SOME)
+    assert allowed(grammars, state) == allowed(grammars, state)
+
+
 def test_what_leads_far_ends_no_process(grammars: Grammars) -> None:
     chain = "\n".join(f'a{place}: a{place + 1} "a"' for place in range(5000))
     state = follow(grammars, f'start: a0\n{chain}\na5000: "b"')
@@ -236,9 +287,10 @@ class Broken:
 
 def test_a_panic_ends_its_row_alone(grammars: Grammars) -> None:
     good, bad = follow(grammars, SOME), follow(grammars, SOME)
-    allowed(grammars, bad)
+    [first] = allowed(grammars, bad)
     bad._matcher = Broken()  # type: ignore[assignment]
     fork = bad.copy()
+    bad.add(first[0])
     masks = allowed(grammars, bad, good, fork)
     assert masks[0] == []
     # A fork whose matcher cannot be copied has the compiled grammar's.

@@ -6,6 +6,7 @@ The device computes when somebody waits for it (`tests.kit.kernels.late`): here,
 from __future__ import annotations
 
 import itertools
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from blockyard.contract.sampling import SamplingParams
 from tests.kit.kernels.backends import BEST, Kernels, build_kernels
+from tests.kit.kernels.hostile_drafts import HostileDrafts
 from tests.kit.kernels.late import LateLauncher, make_late
 from tests.kit.kernels.ranks import new_backend
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
@@ -43,6 +45,7 @@ class LateExecutor:
 
     def __init__(self, model: Path, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
         build_kernels()
+        self.drafts = HostileDrafts([0, 1])
         self.prompt = self._make(model, monkeypatch)
         self.late = self._make(model, monkeypatch, depth)
 
@@ -51,7 +54,7 @@ class LateExecutor:
         self.launcher: LateLauncher | None = make_late(backend, depth) if depth > 1 else None
         monkeypatch.setattr(loader, "get_backend", lambda *_, **__: backend)
         loaded = load_model(model, torch.float32, torch.device("cpu"), lambda done, total: None)
-        return make_executor(loaded, max_captured_tokens=20)
+        return make_executor(loaded, max_captured_tokens=20, drafting=self.drafts)
 
     def alone(self, prompt: list[int], sampling: SamplingParams) -> list[int]:
         """A sequence's tokens, computed at once."""
@@ -87,8 +90,10 @@ class Late:
         outputs: dict[int, list[int]] = {}
         for result in self.results:
             assert result.refusal is None, result.refusal
-            for sequence_id, token_id in zip(result.sequence_ids, result.token_ids, strict=True):
-                outputs.setdefault(sequence_id, []).append(token_id)
+            token_ids, counts = iter(result.token_ids), result.num_tokens or (1,) * len(result.sequence_ids)
+            for sequence_id, count in zip(result.sequence_ids, counts, strict=True):
+                outputs.setdefault(sequence_id, []).extend(islice(token_ids, count))
+            assert next(token_ids, None) is None
         return outputs
 
 
@@ -124,6 +129,28 @@ def test_a_sequence_may_end_at_any_place_while_later_steps_are_launched(executor
     assert late.outputs() == {number: output[: ends[number] + 1] for number, output in truth.items()}
     for place, result in enumerate(late.results):
         assert set(result.skipped_sequence_ids) == {number for number in sequences if ends[number] < place}
+
+
+def test_a_step_that_may_draft_waits_for_those_before_it(executors: LateExecutor) -> None:
+    """Sequences that end meanwhile, at their length or at a stop token, compute nothing in what was launched."""
+    sequences = {number: (prompt_of(number), SAMPLINGS[number % 4]) for number in range(4)}
+    truth = {number: executors.alone(*sequence) for number, sequence in sequences.items()}
+    executors.drafts.texts = [prompt_of(number) + output for number, output in truth.items()]
+    late = Late(executors.late)
+    new = tuple(
+        new_sequence(
+            number, prompt, range(3 * number + 1, 3 * number + 4), sampling, max_length=len(prompt) + NUM_OUTPUT
+        )
+        for number, (prompt, sampling) in sequences.items()
+    )
+    late.submit(new_sequences=new, work=[(number, len(prompt)) for number, (prompt, _) in sequences.items()])
+    for place in range(NUM_OUTPUT):
+        drafts = {"max_draft_tokens": np.array([3, 0, 4, 2])} if place % 3 == 1 else {}
+        late.submit(work=[(number, 1) for number in sequences], **drafts)
+    late.finish()
+    assert late.outputs() == truth
+    assert sum(result.num_accepted_tokens for result in late.results) > 0
+    assert sum(len(result.skipped_sequence_ids) for result in late.results) > 0
 
 
 def test_a_row_that_changes_hands_meanwhile_gives_each_its_own(executors: LateExecutor) -> None:

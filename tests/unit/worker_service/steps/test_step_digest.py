@@ -59,6 +59,8 @@ STEP = Step(
     blocks_to_swap_out=pairs(1, 2),
     blocks_to_swap_in=pairs(3, 4),
     blocks_to_copy=pairs(5, 6),
+    max_draft_tokens=column(0, 3),
+    draft_prices=column(100, 200),
 )
 CHANGES = {
     "step_id": {"step_id": 18},
@@ -74,6 +76,8 @@ CHANGES = {
     "swap_out": {"blocks_to_swap_out": pairs(2, 1)},
     "swap_in": {"blocks_to_swap_in": pairs(3, 5)},
     "copy": {"blocks_to_copy": pairs()},
+    "max_draft_tokens": {"max_draft_tokens": column(0, 4)},
+    "draft_prices": {"draft_prices": column(100, 201)},
     "between lists": {"blocks_to_swap_out": pairs(), "blocks_to_swap_in": pairs(1, 3, 2, 4)},
 }
 
@@ -107,9 +111,12 @@ def test_a_difference_shows_in_every_later_digest() -> None:
     assert inputs_digest(same, other) != inputs_digest(other, same)
 
 
-def outputs_digest(token_ids: list[int], failed: list[bool], beams_failed: tuple[bool, ...] = ()) -> int:
+def outputs_digest(
+    token_ids: list[int], failed: list[bool], beams_failed: tuple[bool, ...] = (), counts: list[int] | None = None
+) -> int:
     digest = StepDigest()
-    sampled = Sampled(column(*token_ids), np.array(failed, np.bool_))
+    of_each = None if counts is None else column(*counts)
+    sampled = Sampled(column(*token_ids), np.array(failed, np.bool_), counts=of_each)
     digest.add_outputs(resolved(), RunnerOutput(sampled, BeamCandidates(np.array(beams_failed, np.bool_))))
     return digest.outputs
 
@@ -122,6 +129,10 @@ def test_what_was_sampled_shows_and_what_failed_has_no_token() -> None:
         outputs_digest([3, 4], [False, True]),
         outputs_digest([3, 4], [False, False], (True,)),
         outputs_digest([3, 4], [False, False], (False,)),
+        outputs_digest([3, 4], [False, False], counts=[1, 1]),
+        outputs_digest([3, 4], [False, False], counts=[2, 0]),
+        outputs_digest([3, 4], [False, True], counts=[2, 0]),
+        outputs_digest([3, 5], [False, True], counts=[2, 0]),
     ]
     assert len(set(different)) == len(different)
     assert outputs_digest([3, 5], [False, True]) == outputs_digest([3, 4], [False, True])

@@ -11,7 +11,8 @@ import pytest
 from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import Reason
 from tests.unit.worker_service.rows import block_table_of
-from worker_service.batch.input_batch import BatchLimits, InputBatch, RowProgress
+from worker_service.batch.input_batch import InputBatch, RowProgress
+from worker_service.batch.limits import BatchLimits
 from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, ForkedRow, NewRow, Step
 from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.validation import check_step

@@ -45,6 +45,18 @@ def test_rates_are_a_second_whatever_the_interval(seconds: float) -> None:
     assert (replica.steps, replica.tokens, replica.busy_share) == pytest.approx((400, 1000, 0.8))
 
 
+def test_drafts_are_told_where_there_are_some() -> None:
+    before = make_status()
+    now = later(before, 2)
+    assert (find_rates(before, now).draft_tokens, find_rates(before, now).right_share) == (0, None)
+    now.scheduler.replicas[0].num_draft_tokens += 1000
+    now.scheduler.replicas[0].num_accepted_tokens += 500
+    rates = find_rates(before, now)
+    assert (rates.draft_tokens, rates.right_share) == pytest.approx((500, 0.5))
+    # Of 2,000 tokens all but 500 had a step of their own.
+    assert rates.tokens_per_step == pytest.approx(2000 / 1500)
+
+
 def test_one_reading_has_no_rates() -> None:
     assert find_rates(None, make_status()) == Rates()
     assert find_replica_rates(None, make_status(), 0) == ReplicaRates()

@@ -203,7 +203,6 @@ async def test_what_only_labels_a_call_is_taken(http: httpx.AsyncClient) -> None
         "store": True,
         "service_tier": "flex",
         "metadata": {"a": "b"},
-        "prediction": {"type": "content", "content": "x"},
         "prompt_cache_key": "k",
         "prompt_cache_retention": "24h",
         "safety_identifier": "x",

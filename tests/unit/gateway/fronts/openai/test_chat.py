@@ -79,6 +79,28 @@ async def test_takes_every_form_of_a_message(client: openai.AsyncOpenAI, service
     assert service.requests[0].prompt == "system:s|system:d|user:a\nb|assistant:|assistant:"
 
 
+@pytest.mark.parametrize("content", ["def f(): pass", [{"type": "text", "text": "def f(): pass"}]])
+async def test_takes_a_prediction(client: openai.AsyncOpenAI, service: ScriptedService, content: Any) -> None:
+    prediction: Any = {"type": "content", "content": content}
+    await client.chat.completions.create(model="scripted", messages=HELLO, prediction=prediction)
+    assert service.requests[0].prediction == "def f(): pass"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": 5}, "prediction.content"),
+        ({"type": "edit", "content": "x"}, "prediction.type"),
+        ({"type": "content", "content": [{"type": "image_url", "image_url": {}}]}, "prediction.content"),
+    ],
+)
+async def test_says_what_is_wrong_with_a_prediction(client: openai.AsyncOpenAI, prediction: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.chat.completions.create(model="scripted", messages=HELLO, prediction=prediction)
+    assert raised.value.param == param
+
+
 async def test_passes_arguments_to_the_template(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
     extra = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
     await client.chat.completions.create(model="scripted", messages=HELLO, extra_body=extra)

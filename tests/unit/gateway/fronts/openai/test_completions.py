@@ -63,6 +63,7 @@ async def test_every_parameter_reaches_the_core(client: openai.AsyncOpenAI, serv
             "add_special_tokens": False,
             "request_id": "mine",
             "allowed_token_ids": [65, 66],
+            "predicted_token_ids": [67, 68],
             "bad_words": ["no", "never"],
             "truncate_prompt_tokens": 2,
             "prompt_logprobs": 0,
@@ -74,7 +75,21 @@ async def test_every_parameter_reaches_the_core(client: openai.AsyncOpenAI, serv
     )
     request = service.requests[0]
     assert request.sampling == SamplingParams(
-        0.5, 0.9, 5, 0.125, 0.25, -0.5, 1.5, 11, {65: -100}, (65, 66), ("no", "never"), (), 2, 0
+        0.5,
+        0.9,
+        5,
+        0.125,
+        0.25,
+        -0.5,
+        1.5,
+        11,
+        {65: -100},
+        (65, 66),
+        ("no", "never"),
+        (),
+        2,
+        0,
+        predicted_token_ids=(67, 68),
     )
     assert (request.priority, request.max_queue_seconds) == (-4, 2.5)
     assert request.on_disconnect is OnDisconnect.KEEP

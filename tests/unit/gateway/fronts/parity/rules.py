@@ -100,6 +100,11 @@ RULES = [
         {"sampling.allowed_token_ids": BAD_WORD_IDS, "sampling.bad_words": [BAD_WORD]},
         "sampling.allowed_token_ids",
     ),
+    rule("a foreign predicted token", {"sampling.predicted_token_ids": [VOCAB_SIZE]}),
+    rule(
+        "more predicted tokens than the model's length",
+        {"sampling.predicted_token_ids": [7] * (MAX_MODEL_LEN + 1)},
+    ),
     rule("many bad words", {"sampling.bad_words": ["a"] * (validation.MAX_BAD_WORDS + 1)}),
     rule("an empty bad word", {"sampling.bad_words": ["a", ""]}),
     rule("a long bad word", {"sampling.bad_words": ["a" * (validation.MAX_BAD_WORD_CHARACTERS + 1)]}),

@@ -36,6 +36,7 @@ ONLY_HTTP = {
     "guided_grammar": "another name of structured_outputs.grammar",
     "guided_json": "another name of structured_outputs.json",
     "guided_regex": "another name of structured_outputs.regex",
+    "prediction": "over gRPC ids, as predicted_token_ids",
     "use_beam_search": "over gRPC there is a beam_search, or none",
     "include_reasoning": "over gRPC reasoning has a field of its own",
 }

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_service.core.blocks.prefix_lookup import hash_block, root_hash
-from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec
+from tests.unit.scheduler_service.core.harness import LAST, Bench, configure, make_spec
 
 PROMPT = tuple(range(3, 15))  # three blocks
 
@@ -255,3 +255,15 @@ def test_a_salt_is_no_beginning_of_a_prompt() -> None:
         assert hash_block(root_hash(salt), PROMPT[4:8]) != hash_block(hash_block(b"", head), PROMPT[4:8])
         assert len(root_hash(salt)) == 32
     assert root_hash(b"") == b""
+
+
+def test_a_pooled_prompt_that_is_cached_whole_waits_for_a_block_to_copy_into() -> None:
+    """It needs no more blocks than it finds but one, and it is not alone."""
+    bench = Bench(configure(num_device_blocks=3))
+    bench.add(make_spec("a", PROMPT[:4], 4))
+    bench.step()
+    assert bench.step().appended_block_ids
+    assert not bench.scheduler.stats().num_free_device_blocks
+    bench.add(make_spec("b", PROMPT[:4], 0, pooling=LAST))
+    bench.run()
+    bench.check_tokens()

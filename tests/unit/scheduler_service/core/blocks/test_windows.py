@@ -125,16 +125,17 @@ def test_all_layers_may_have_a_window() -> None:
 
 
 def test_a_plan_counts_blocks_as_the_core_does() -> None:
-    for windows, num_blocks, num_tokens in product(
-        ((0,), (0, 6, 6), (64, 0), (100,), (8, 0, 0, 16)), (1, 7, 50, 300, 5000), (8, 64)
+    for windows, num_blocks, num_tokens, num_drafts in product(
+        ((0,), (0, 6, 6), (64, 0), (100,), (8, 0, 0, 16)), (1, 7, 50, 300, 5000), (8, 64), (0, 1, 11)
     ):
         config = configure(
             kv_windows=windows,
             num_device_blocks=num_blocks + 1,
             max_num_batched_tokens=num_tokens,
             max_steps_in_flight=3,
+            max_draft_tokens=num_drafts,
         )
-        planned = KvBlocks(config.block_size, windows, num_tokens)
+        planned = KvBlocks(config.block_size, windows, num_tokens, num_drafts)
         assert planned.count_tokens(num_blocks) == config.kv_groups.count_tokens(num_blocks)
         for length in (1, 30, 500, 3000):
             assert planned.count_blocks(length) <= config.kv_groups.count_blocks(length)

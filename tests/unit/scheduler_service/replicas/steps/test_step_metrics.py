@@ -34,6 +34,7 @@ def test_a_step_is_told_with_the_length_of_each_list(caplog: pytest.LogCaptureFi
         blocks_to_swap_in=(BlockPair(1, 2),) * 3,
         blocks_to_copy=(BlockPair(1, 2),),
         finished_sequence_ids=(4, 7),
+        max_draft_tokens=(0, 0, 0, 0, 3),
     )
     log = StepLog()
     log.on_scheduled(step, 3, 0.1)
@@ -47,6 +48,7 @@ def test_a_step_is_told_with_the_length_of_each_list(caplog: pytest.LogCaptureFi
             # One has output already, one is told to be forgotten in the same step.
             "recomputed": 2,
             "prefix_hits": 1,
+            "drafts": 3,
             "prefill_pieces": 3,
             "forks": 0,
             "appended_blocks": 1,

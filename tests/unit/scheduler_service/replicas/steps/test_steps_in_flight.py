@@ -79,6 +79,14 @@ def step(step_id: int, num_tokens: int = 1) -> SchedulerOutput:
     return SchedulerOutput(step_id=step_id, sequence_ids=(1,), num_new_tokens=(num_tokens,))
 
 
+def test_a_draft_may_take_as_long_as_a_token() -> None:
+    steps = StepsInFlight(experienced(0.2), lambda: 0.0)
+    steps.on_sent(SchedulerOutput(1, sequence_ids=(1, 2), num_new_tokens=(1, 1), max_draft_tokens=(7, 4)))
+    assert steps.describe() == [(1, 2, 13)]
+    # The answer says how many there were.
+    assert steps.on_answered().num_tokens == 2
+
+
 async def test_an_overdue_step_is_told() -> None:
     loop = asyncio.get_running_loop()
     steps = StepsInFlight(StepDeadline(0.1), loop.time)
