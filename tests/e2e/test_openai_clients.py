@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 DEMO = ROOT / "models" / "demo"
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "400", "--num-host-blocks", "50", "--debug-integrity"]
@@ -157,7 +157,7 @@ def test_the_client_for_node_uses_an_adapter_by_name(tmp_path: Path) -> None:
     make_tiny_adapter(tmp_path / "adapters" / "sql", DEMO, 1)
     shutil.copy(FEATURES.with_name("openai_adapter.mjs"), tmp_path)
     install = ["npm", "install", "--no-audit", "--no-fund", "openai"]
-    subprocess.run(install, cwd=tmp_path, check=True, timeout=400, capture_output=True)
+    subprocess.run(install, cwd=tmp_path, check=True, timeout=1200, capture_output=True)
     root = str(tmp_path / "adapters")
     flags = [*FLAGS, "--max-loras", "1", "--lora-root", root, "--lora-modules", "sql=sql"]
     worker_flags = ["--num-threads", "1", "--worker-lora-root", root]

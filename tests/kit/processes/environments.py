@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-INSTALL_SECONDS = 400
+INSTALL_SECONDS = 1200.0
 
 
 @dataclass(frozen=True)
