@@ -82,6 +82,7 @@ class ModelServices:
             configuration.cache,
             configuration.lora,
             configuration.scheduler,
+            configuration.speculation,
             configuration.scheduler_process,
             *shared_sections(configuration),
             configuration.resume,

@@ -33,7 +33,7 @@ BEFORE = {
 # What an answer has in it, by a part of the command; several may apply.
 ANSWERS = {
     "/v1/completions": r'"text":\s?"[^"]',
-    "/v1/chat/completions": r"(?s)\nid: 0:\d+:\d+\n.*\ndata: \[DONE\]\n",
+    "/v1/chat/completions": r"(?s)\nid: 0:\d+:\d+:[0-9a-f]{8}\n.*\ndata: \[DONE\]\n",
     "/v1/models": r'"id":\s?"demo"',
     "/generate": r'"text_output":\s?"def read_lines',
     "/status": r'"replicas":',

@@ -36,8 +36,7 @@ NO_DRAFTS = StepDrafts()
 
 
 class BatchDrafts:
-    def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
-        """`drafter`: None for workers that do not draft."""
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self._drafter = drafter
         self._vocab_size = vocab_size
         # Rows whose last drafts made numbers that are not finite: they compute one token without drafts.
@@ -45,15 +44,13 @@ class BatchDrafts:
         self._some_start_over = False
 
     def grow(self, num_rows: int) -> None:
-        if self._drafter is not None:
-            self._starts_over = with_rows(self._starts_over, num_rows)
-            self._drafter.grow(num_rows)
+        self._starts_over = with_rows(self._starts_over, num_rows)
+        self._drafter.grow(num_rows)
 
     def begin(self, row: int) -> None:
         """Forgets what was known of a row, which belongs to another sequence now."""
-        if self._drafter is not None:
-            self._starts_over[row] = False
-            self._drafter.begin(row)
+        self._starts_over[row] = False
+        self._drafter.begin(row)
 
     def write(
         self, step: Step, step_rows: Array, progress: npt.NDArray[np.void], all_token_ids: Ids, requests: RequestTable
@@ -67,8 +64,6 @@ class BatchDrafts:
             all_token_ids: the tokens of all rows; written.
             requests: the requests of all rows.
         """
-        if self._drafter is None:
-            return NO_DRAFTS
         lengths = progress["num_tokens"][step_rows]
         most = np.minimum(step.max_draft_tokens, requests.columns["max_length"][step_rows] - 1 - lengths)
         most *= ~progress["ended"][step_rows]
@@ -112,7 +107,6 @@ class BatchDrafts:
         sampled, runs, proposal = forward_batch.layout.sampled, forward_batch.layout.runs, forward_batch.proposal
         assert runs is not None
         assert proposal is not None
-        assert self._drafter is not None
         rows, lengths = sampled.rows, progress["num_tokens"][sampled.rows]
         kept = runs.rows_of(counts)
         all_token_ids[runs.requests.rows[kept], lengths[runs.owners[kept]] + runs.offsets[kept]] = token_ids

@@ -74,7 +74,8 @@ class InputBatch:
 
     def __init__(self, limits: BatchLimits, grammars: Grammars | None = None, drafter: Drafter | None = None) -> None:
         # `grammars` is None for models that do not sample, `drafter` for workers that do not draft.
-        self.limits, self.grammars, self.drafts = limits, grammars, BatchDrafts(drafter, limits.vocab_size)
+        self.limits, self.grammars = limits, grammars
+        self._drafts = BatchDrafts(drafter, limits.vocab_size) if drafter is not None else None
         # Sampled ids return with the next step; this rank never appends or finishes.
         self.takes_ids = False
         self._row_of: dict[int, int] = {}
@@ -185,7 +186,8 @@ class InputBatch:
             self._grow(2 * len(self._token_ids))
         row = self._row_of[sequence_id] = self._free.pop()
         self._owners[row] += 1
-        self.drafts.begin(row)
+        if self._drafts is not None:
+            self._drafts.begin(row)
         return row
 
     def _grow(self, num_rows: int) -> None:
@@ -198,7 +200,8 @@ class InputBatch:
         self._progress = with_rows(self._progress, num_rows + 1)
         self._block_tables = with_rows(self._block_tables, num_rows)
         self._owners = with_rows(self._owners, num_rows)
-        self.drafts.grow(num_rows)
+        if self._drafts is not None:
+            self._drafts.grow(num_rows)
         self._requests.grow(num_rows)
         self._free.extend(range(num_rows - 1, old - 1, -1))
 
@@ -270,7 +273,9 @@ class InputBatch:
 
     def _draft(self, step: Step, rows: Array) -> StepDrafts:
         """Writes drafts behind the known ids of the rows that may have some."""
-        return self.drafts.write(step, rows, self._progress, self._token_ids, self._requests)
+        if self._drafts is None:
+            return NO_DRAFTS
+        return self._drafts.write(step, rows, self._progress, self._token_ids, self._requests)
 
     def _prompts(self, step: Step, layout: StepLayout) -> Iterator[PromptRows]:
         """Returns the pieces of prompts whose log probabilities the step can compute."""
@@ -327,7 +332,8 @@ class InputBatch:
         if self.takes_ids:
             return
         if counts is not None:
-            self.drafts.commit(forward_batch, progress, self._token_ids, token_ids, failed, counts)
+            assert self._drafts is not None
+            self._drafts.commit(forward_batch, progress, self._token_ids, token_ids, failed, counts)
             return
         sampled = layout.sampled
         is_stop = sampled.are_stops(token_ids, progress["num_tokens"][sampled.rows])

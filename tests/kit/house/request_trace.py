@@ -36,6 +36,7 @@ FEATURES = (
     "beam",
     "bad_words",
     "dialect",
+    "draft",
     "fill_in_middle",
     "grammar",
     "lora",

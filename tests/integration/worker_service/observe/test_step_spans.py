@@ -57,7 +57,7 @@ def new(sequence_id: int, context: TraceContext | None = CALLER) -> NewRow:
 
 
 def test_a_prefill_step_has_a_span_and_the_decodes_share_one(recorder: Recorder) -> None:
-    stream = Stream()
+    stream, begin = Stream(), time.perf_counter()
     stream.run({1: 5, 9: 1}, new_sequences=(new(1), new(9, None)))
     stream.run({1: 3, 9: 1})
     for _ in range(4):
@@ -83,7 +83,7 @@ def test_a_prefill_step_has_a_span_and_the_decodes_share_one(recorder: Recorder)
     }
     assert (second.attributes["step_id"], second.attributes["num_new_tokens"]) == (2, 3)
     assert decodes.attributes == {"request_id": "r", "sequence_id": 1, "epoch": 3, "num_steps": 4, "last_step_id": 6}
-    assert first.seconds == pytest.approx(BUSY, abs=1e-3)
+    assert BUSY - 1e-3 <= first.seconds <= BUSY + time.perf_counter() - begin
     assert decodes.seconds >= BUSY
     assert stream.spans._traced == {}
 
