@@ -83,6 +83,7 @@ CASES: dict[str, dict[str, int]] = {
     "tests/integration/deploy/test_rendered.py": {
         "test_what_is_rendered_keeps_to_every_rule": 6,
         "test_what_is_rendered_has_the_labels_of_kubernetes": 3,
+        "test_what_is_rendered_can_be_applied_over_the_demo_and_back": 3,
     },
     "tests/integration/kit/simulation/test_repetition.py": {"test_a_seed_repeats": 3},
     "tests/integration/test_chat.py": {"test_a_prompt_is_the_one_that_transformers_makes": 3},
