@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Case = tuple[str, str]
 """An overlay of the chart, and the one component that is added to it, or ""."""
 Nodes = dict[Case, Any]
-"""What stands at one place, in each case that has it."""
+"""The value at one address, by the cases that have one."""
 Chain = list[tuple[str, list[str]]]
 """Conditions and the lines of each: the first that holds counts, and "" always holds."""
 
@@ -53,7 +53,7 @@ class Conditions:
         groups = dict[tuple[bool, tuple[str, ...]], list[str]]()
         for shape in shapes:
             alike = set[str]().union(*(changing[name] for name in shapes if there[name] == there[shape]))
-            # What cannot be had with this overlay need not be told apart.
+            # A component that does not go with this overlay changes nothing there, so the condition may name it or not.
             told = changing[shape] | {option for option in alike if (shape, option) not in self._cases}
             key = there[shape], tuple(option for option in self._options if option in told)
             groups.setdefault(key, []).append(shape)
@@ -119,7 +119,7 @@ _Dumper.add_representer(str, _text)
 
 
 class Writer:
-    """Writes what stands at an address in all cases. `blocks` are what the texts include by names."""
+    """Writes the text of an address for all cases. `blocks`: those that the texts include, by their names."""
 
     def __init__(self, conditions: Conditions, block_at: Callable[[Address, Any], tuple[str, str] | None]) -> None:
         self._conditions = conditions
@@ -169,7 +169,8 @@ class Writer:
             told = self._conditions.of(having, nodes) if having else ""
             is_merged = bool(having) and all(isinstance(node, dict) for node in having.values())
             if key in given and not is_merged:
-                # What a component removes stays away, whatever the value. What only some have can be given to all.
+                # An entry that a component removes stays away, whatever the value. A value also adds its entry to cases
+                # that have none.
                 is_removed = {shape for shape, option in having if not option} == {shape for shape, _ in nodes}
                 if told and not is_removed:
                     chain, told = [(told, conditional(chain, indent))], ""
@@ -196,7 +197,7 @@ def below(address: Address, key: str) -> Address:
 
 
 def identity(element: Any) -> str:
-    """What makes elements of two lists the same: a name, or all of it."""
+    """The key by which elements of two lists are the same: their mount path or name, or else their whole text."""
     named = element if isinstance(element, dict) else {}
     return str(named.get("mountPath") or named.get("name") or json.dumps(element, sort_keys=True))
 

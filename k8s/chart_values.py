@@ -53,7 +53,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "picker.port": ("InferencePool/blockyard spec.endpointPickerRef.port.number",),
 }
 """Where each value goes: `Kind/name a.b.c`, an element of a list by its name. `pod/…` is what a workload makes pods of.
-What is an object there is merged with the value, and anything else replaced by it."""
+An object there is merged with the value; anything else is replaced by it."""
 
 Address = tuple[str, ...]
 VALUES: dict[Address, str] = {

@@ -71,7 +71,7 @@ SETTINGS = """\
 
 
 def rendering(case: Case) -> Manifests:
-    """What kustomize makes of a case."""
+    """Returns the objects that kustomize renders for a case."""
     shape, option = case
     overlay, replacing = SHAPES[shape]
     return rendered_set(overlay, (*((OPTIONS[option],) if option else ()), *replacing))
@@ -164,7 +164,7 @@ def _blocks(writer: Writer) -> list[str]:
 
 
 def refusals() -> list[str]:
-    """What cannot be had together."""
+    """Returns the template that refuses components that do not go together, or not with the overlay."""
     lines = list[str]()
     for option in OPTIONS:
         if wrong := [shape for shape in SHAPES if not goes_with(shape, option)]:
@@ -193,7 +193,7 @@ def schema(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def chart() -> dict[str, str]:
-    """What is written of the chart, by the files' paths in it."""
+    """Returns the generated files of the chart: their texts by their paths in the chart."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     made = {f"templates/{name}": text for name, text in templates().items()}
     return {**made, "values.schema.json": json.dumps(schema(values), indent=2) + "\n"}

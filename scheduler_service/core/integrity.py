@@ -112,7 +112,7 @@ def _check_sequence(sequence: Sequence, blocks: BlockManager, num_slack_tokens: 
             missing = {place for place in missing if place // num_groups < sequence.num_ready}
         assert not missing and not sequence.host_blocks, f"{sequence} runs and is not all on the device"
     filled = -(-sequence.num_scheduled // block_size) * num_groups
-    # What a draft that was wrong had written may be on the host, too.
+    # The host may also hold blocks that only wrong drafts have written to.
     is_all_there = {p for p in missing if p < filled} <= sequence.host_blocks.keys() <= missing
     assert is_all_there, f"{sequence} lost content"
     assert num_slack_tokens or all(p < filled for p in sequence.host_blocks), f"{sequence} keeps what it has no use for"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from worker_service.batch.row_requests import Followers
     from worker_service.batch.runs import Runs
     from worker_service.drafting.drafter import Drafter
-    from worker_service.grammars.matchers import Grammars
+    from worker_service.grammars.matchers import Grammars, GrammarState, Masks
 
 _NOTHING_FOUND: tuple[tuple[int, ...], Array] = ((), NO_IDS)
 PROGRESS = np.dtype(
@@ -312,6 +312,10 @@ class InputBatch:
         numbered = enumerate(zip(rows.tolist(), offsets.tolist(), lists, strict=True))
         outputs = {place: self._output(row, offset) for place, (row, offset, each) in numbered if each.bad_words}
         return SampleRows(columns, positions, lists, outputs)
+
+    def begin_masks(self, states: list[tuple[int, GrammarState]]) -> Masks | None:
+        """Begins the masks of grammar states, each with the place of its row; None: there are no states."""
+        return self.grammars.begin_masks(states) if states and self.grammars is not None else None
 
     def find_last(self, runs: Runs, token_ids: Array) -> Flags:
         """Returns whether each row of runs [V] ends its sequence with its token."""

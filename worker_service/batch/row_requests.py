@@ -17,6 +17,8 @@ from worker_service.pooling.rows import PooledRows, PoolingRequest
 from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, write_sampling
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from blockyard.model_config.pooling.rule import PoolingRule
     from blockyard_kernels.drafting import Ids
     from worker_service.grammars.matchers import Grammars, GrammarState
@@ -161,8 +163,7 @@ class RequestTable:
 
     def grammars(self, rows: Array) -> list[tuple[int, GrammarState]]:
         """Returns the grammar states of the rows that have one, by place."""
-        lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
-        return [(place, each.grammar) for place, each in lists if each.grammar is not None]
+        return find_grammars(map(self._lists.__getitem__, rows.tolist()))
 
     def gather(self, sequence_ids: tuple[int, ...], rows: Array, last_hidden: Array) -> RowRequests:
         """Gathers the requests of some rows. They are valid while each row belongs to the same sequence."""
@@ -183,6 +184,11 @@ class RequestTable:
             least_tokens=columns["prompt_length"] + columns["min_tokens"],
             is_plain_greedy=np.count_nonzero(is_plain) == len(rows),
         )
+
+
+def find_grammars(lists: Iterable[SequenceLists]) -> list[tuple[int, GrammarState]]:
+    """Returns the grammar states of the sequences that have one, each with its sequence's place."""
+    return [(place, each.grammar) for place, each in enumerate(lists) if each.grammar is not None]
 
 
 def with_rows(array: npt.NDArray[Any], num_rows: int) -> npt.NDArray[Any]:

@@ -38,7 +38,7 @@ class Chooser:
         self.shared: SharedVocabulary | None = None
         """The sharded vocabulary, if other ranks hold parts of it."""
         self._masks: Masks | None = None
-        # What the last step chose for the rows of its runs: see `RunChoice.verdict`.
+        # The last step's choice for the rows of its runs: see `RunChoice.verdict`.
         self._verdict: Array = NO_IDS
 
     def join(self, collectives: Collectives) -> None:
@@ -50,8 +50,7 @@ class Chooser:
 
     def begin(self, layout: StepLayout, batch: InputBatch) -> None:
         """Begins the masks of a step's grammars, which are made while the network computes."""
-        states = layout.sampled.grammars
-        self._masks = batch.grammars.begin_masks(states) if states and batch.grammars is not None else None
+        self._masks = batch.begin_masks(layout.sampled.grammars)
 
     def choose(
         self, logits: Tensor, forward_batch: ForwardBatch, batch: InputBatch, finite: Flags | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from worker_service.batch.row_requests import find_grammars
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import Sampled
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from worker_service.sampling.sampler import Sampler
     from worker_service.step import Array, Logprobs
 
-# What stands for the token of a row of which none was chosen, none is possible, or the logits are not finite.
+# Stand-ins for the token of a row: none was chosen, no token is possible, the logits are not finite.
 NOT_CHOSEN, NO_TOKEN, NOT_FINITE = -3, -2, -1
 
 
@@ -61,7 +62,8 @@ class RunChoice:
             self._tell_followers(places[of_rounds[places]])
             goes_on = self._go_on()[places] & of_rounds[places]
             places = places[goes_on] + 1
-            masks = self._begin_masks(places)
+            lists = (runs.requests.lists[place] for place in places.tolist())
+            masks = self._batch.begin_masks(find_grammars(lists))
 
     def _choose_some(self, sampler: Sampler, logits: torch.Tensor, places: Array, masks: Masks | None) -> None:
         rows = replace(self._batch.sample_run_rows(self._runs, places), masks=masks)
@@ -84,11 +86,6 @@ class RunChoice:
             if token_id >= 0:
                 for follower in self._runs.requests.lists[place].followers:
                     follower.add(token_id)
-
-    def _begin_masks(self, places: Array) -> Masks | None:
-        lists = enumerate(self._runs.requests.lists[place] for place in places.tolist())
-        states = [(index, each.grammar) for index, each in lists if each.grammar is not None]
-        return self._batch.grammars.begin_masks(states) if states and self._batch.grammars is not None else None
 
     def take_others(self, token_ids: Array) -> None:
         """Takes what another rank has chosen for each row [V], in the form of `verdict`."""

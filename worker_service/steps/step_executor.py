@@ -279,7 +279,7 @@ class StepExecutor:
         sampled = output.sampled
         self.batch.commit(forward_batch, sampled.token_ids, sampled.failed, sampled.counts)
         if (starts_over := sampled.starts_over) is not None:
-            # What wrong drafts have written may be no numbers, which would spoil rows that must not see it.
+            # Wrong drafts may have written keys and values that are not finite, which spoil even rows that mask them.
             self.cache.clear_slots(*self.batch.find_slots(forward_batch, starts_over))
         self.batch.end(forward_batch.layout.beams.rows[output.candidates.failed])
         self.batch.end(forward_batch.pooled_rows)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MAX_CHOICES = 64
 _PLACE = re.compile(r"(\d{1,10}):(\d{1,10}):(\d{1,18})(?::([0-9a-f]{8}))?([fp]?)", re.ASCII)
 _USAGE = "u"
+# The beginnings of the fields of errors about a position: of the gateway's core, and of this front.
+_FIELDS = ("positions", "Last-Event-ID")
 
 
 class StreamPosition(NamedTuple):
@@ -55,10 +57,6 @@ class StreamPosition(NamedTuple):
         """Returns the error for a position that was once in the answer and is not any more, or the error as it is."""
         is_of_position = any(violation.field.startswith(_FIELDS) for violation in error.violations)
         return make_changed_error() if self.checksums and is_of_position else error
-
-
-# What errors call a position: the core, and the front.
-_FIELDS = ("positions", "Last-Event-ID")
 
 
 def parse(text: str) -> StreamPosition:
