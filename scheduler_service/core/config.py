@@ -265,7 +265,7 @@ class LoraRoom:
         return (self._num_free, self._num_empty)
 
     def may_wait(self, lora_id: int) -> bool:
-        """Whether a sequence may come and wait for a slot: one for each adapter, so that its wait is known here."""
+        """Whether a sequence may come and wait here for its adapter's slot. One sequence of each adapter may."""
         return lora_id not in self._waiting
 
     def take(self, lora_id: int) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 LOOKUP_SECONDS = 2.0
-# Between the addresses of one replica's workers.
+# Separates the addresses of one replica's workers.
 PLUS = "+"
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 

@@ -56,7 +56,7 @@ class AdapterQueues:
         return heap.first_key if self._by_key else (heap.num_served, heap.last_turn)
 
     def serve(self, group: Group, turn: int) -> None:
-        """Charges a request's adapter for its prompt. `turn`: more than that of any before."""
+        """Charges a request's adapter for its prompt. `turn` counts the calls: it is larger each time."""
         heap = self._heaps[group.spec.lora_id]
         heap.num_served += group.prompt_length
         heap.last_turn = turn
