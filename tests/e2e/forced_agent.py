@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 URL, SHELL, FIELD, RESULT = "ANTHROPIC_BASE_URL", "Bash", "command", "tool_result"
+# The last answer: the demo model would not end by itself.
+END = {"const": "done"}
 CODEX_URL, CODEX_SHELL, CODEX_FIELD = "model_providers.blockyard.base_url=", "exec_command", "cmd"
 
 
@@ -40,7 +42,7 @@ def force_claude(body: dict[str, Any], command: str) -> None:
     body.pop("thinking", None)
     parts = [part for turn in body["messages"] if isinstance(turn["content"], list) for part in turn["content"]]
     if any(part["type"] == RESULT for part in parts):
-        body |= {"tool_choice": {"type": "none"}, "max_tokens": 20}
+        body |= {"tool_choice": {"type": "none"}, "output_config": {"format": {"type": "json_schema", "schema": END}}}
         return
     body["tool_choice"] = {"type": "tool", "name": SHELL, "disable_parallel_tool_use": True}
     tools[SHELL]["input_schema"] = exactly(FIELD, command)
@@ -49,7 +51,7 @@ def force_claude(body: dict[str, Any], command: str) -> None:
 def force_codex(body: dict[str, Any], command: str) -> None:
     tools = {tool["name"]: tool for tool in body.get("tools", []) if "name" in tool}
     if any(item["type"] == "function_call_output" for item in body["input"]):
-        form = {"type": "json_schema", "name": "end", "schema": {"const": "done"}, "strict": False}
+        form = {"type": "json_schema", "name": "end", "schema": END, "strict": False}
         body |= {"tool_choice": "none", "text": {"format": form}}
         return
     body |= {"tool_choice": {"type": "function", "name": CODEX_SHELL}, "parallel_tool_calls": False}
