@@ -233,6 +233,26 @@ def _become(request: dict[str, Any]) -> None:
     faults.reach = faults._from_environment()
 
 
+def _run(module: str) -> None:
+    """Runs a program and ends as the interpreter does, except that no object is freed.
+
+    To free an object that parent and child share copies its page: a third of a second of computing for all of them,
+    which is more than many services need for the rest of their lives.
+    """
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        exit_code = 0
+    except SystemExit as ending:
+        if not isinstance(ending.code, int | None):
+            raise
+        exit_code = ending.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 def main() -> None:
     """The program."""
     # Ctrl-C is for the tests.
@@ -243,7 +263,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _become(request)
     sys.argv = request["argv"]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    _run(sys.argv[0])
 
 
 if __name__ == "__main__":
