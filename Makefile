@@ -1,7 +1,7 @@
 # The commands of the project. `make setup` once; the others call it when pyproject.toml has changed.
 #
 #   make demo    set up, start the three services on the demo model, stream a text through gRPC, stop
-#   make test    set up, then lint, types, import floors, and the unit, kernels and integration tests, in this order
+#   make test    set up, then make check, and beside its types the unit, kernels and integration tests, in this order
 #   make whole   the same with every case of the families, of Triton's kernels and of the benchmarks: before a release
 #   make unit    the first of them: the unit tests
 #   make check   the seconds of it: lint, types, floors, protos, the documentation's links, the workflows
@@ -54,8 +54,8 @@ export NO_MKDOCS_2_WARNING := 1
 # The tests start hundreds of processes, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test whole unit check lint protos sanitize chaos sim fuzz soak bench docs wheel wheel-test images sbom push \
-	notes up down e2e clean
+.PHONY: setup demo test tests whole unit check style types lint protos sanitize chaos sim fuzz soak bench docs wheel \
+	wheel-test images sbom push notes up down e2e clean
 
 setup: $(INSTALLED)
 
@@ -76,7 +76,11 @@ $(RELEASE): $(INSTALLED)
 demo: setup
 	$(BIN)/python examples/demo.py
 
-test: check
+# Types take a minute of one core, and the tests leave some of both: side by side they are done sooner.
+test: style
+	$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests: setup
 	$(PYTEST) tests/unit tests/kernels tests/integration
 
 whole: export BLOCKYARD_TEST_WHOLE := 1
@@ -85,13 +89,17 @@ whole: test
 unit: setup
 	$(PYTEST) tests/unit
 
-check: setup
+check: style types
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code --exclude-path google
 	$(BIN)/mkdocs build --strict --quiet
 	! test -x $(BIN)/actionlint || $(BIN)/actionlint
+
+types: setup
 	$(BIN)/pyright
 
 lint: setup

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from blockyard import telemetry
 from tests.kit.cut import cut
+from tests.kit.processes import nursery
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -40,6 +41,8 @@ _STATE = tempfile.mkdtemp(prefix="blockyard-state-")
 atexit.register(shutil.rmtree, _STATE, ignore_errors=True)
 os.environ["XDG_STATE_HOME"] = _STATE
 os.environ.pop("XDG_RUNTIME_DIR", None)
+# One for all processes of pytest-xdist.
+os.environ.setdefault(nursery.ADDRESS_VARIABLE, f"{_STATE}/nursery")
 
 
 class LoopErrors(logging.Handler):

@@ -17,7 +17,7 @@ DEMO = ROOT / "models" / "demo"
 
 @pytest.fixture(scope="module", autouse=True)
 def forked_services(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Has a supervisor in the test's own process fork its services; tests of it and all commands start them anew."""
+    """Has a supervisor in the test's own process fork its services; tests of it start them anew."""
     with pytest.MonkeyPatch.context() as patch:
         if "integration.blockyard.local." not in request.module.__name__:
             patch.setattr(supervisor, "start_process", nursery.start_process)

@@ -75,7 +75,7 @@ async def test_a_partition_before_a_worker_heals_and_gives_no_token_twice(tmp_pa
     ) as cluster:
         await cluster.wait_until_ready()
         async with AsyncClient(cluster.targets) as client:
-            known = await run_alone(client, make_requests(2, 8))
+            known = await run_alone(client, make_requests(2, 4))
             link = cluster.links["worker-0"]
             answers = asyncio.create_task(check_all(client, known, "parted"))
             await link.until_busy()
@@ -94,7 +94,7 @@ async def test_another_replica_takes_over_at_once_or_after_a_step_deadline(tmp_p
     ) as cluster:
         await cluster.wait_until_ready()
         async with AsyncClient(cluster.targets) as client:
-            known = await run_alone(client, make_requests(3, 8))
+            known = await run_alone(client, make_requests(3, 4))
             # A death is noticed by its connection, before the deadline of a step; a hung worker by that.
             for strike_at, waits in ((cluster.kill, False), (cluster.freeze, True)):
                 answers = asyncio.create_task(check_all(client, known, strike_at.__name__))

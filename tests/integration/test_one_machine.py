@@ -19,6 +19,7 @@ from blockyard import LLM
 from blockyard.local.supervisor import StartError
 from blockyard.model_files import DEMO_FOLDER
 from tests.kit.processes.system import ROOT
+from tests.kit.processes.user import blockyard, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,44 +127,19 @@ def test_llm_tells_what_to_repair_instead_of_waiting(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """`blockyard serve` in a process of its own, and the addresses that it told."""
-    log = (tmp_path_factory.mktemp("serve") / "log").open("w+")
     ports = ["--grpc-port=0", "--http-port=0", "--admin-port=0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "blockyard.cli.main", "serve", *FLAGS, *ports],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-    )
-    assert process.stdout is not None
-    told = ""
-    while "python -c" not in told:
-        line = process.stdout.readline()
-        assert line, f"it never told where it is; its log is {log.name}"
-        told += line
-    yield dict(re.findall(r"  (gRPC|HTTP) +(\S+)", told)) | {"told": told}
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    process.stdout.close()
-    log.close()
-
-
-def blockyard(*arguments: str, text: str = "") -> str:
-    """Runs a command and returns what it writes."""
-    command = [sys.executable, "-m", "blockyard.cli.main", *arguments]
-    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with serving(tmp_path_factory.mktemp("serve"), *FLAGS, *ports) as told:
+        yield dict(re.findall(r"  (gRPC|HTTP) +(\S+)", told)) | {"told": told}
 
 
 def test_generate_streams_what_it_gives_at_once(served: dict[str, str]) -> None:
     flags = ["Once upon a time", "--max-tokens=20", "--seed=1", "--target", served["gRPC"]]
-    assert blockyard("generate", *flags) == blockyard("generate", "--no-stream", *flags)
+    assert blockyard("generate", *flags).stdout == blockyard("generate", "--no-stream", *flags).stdout
 
 
 def test_chat_answers(served: dict[str, str]) -> None:
     target = f"--target={served['gRPC']}"
-    assert blockyard("chat", target, "--max-tokens=10", "--temperature=0", text="hello\n/quit\n").strip()
+    assert blockyard("chat", target, "--max-tokens=10", "--temperature=0", typed="hello\n/quit\n").stdout.strip()
 
 
 @pytest.mark.parametrize("api", ["grpc", "http"])

@@ -1,4 +1,4 @@
-"""A prompt that kills every worker it meets, among 63 others on two real workers."""
+"""A prompt that kills every worker it meets, among 27 others on two real workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from tests.kit.oracles.answers import Known
 
 POISON = [7, 11, 13, 17]
-NUM_OTHERS = 63
-NUM_DIFFERENT = 21
+NUM_OTHERS = 27
+# One of each kind.
+NUM_DIFFERENT = 9
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "400", "--num-host-blocks", "32", "--debug-integrity"]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.kit.oracles.answers import Known
 
-NUM_STREAMS = 12
+NUM_STREAMS = 6
 SCHEDULER_FLAGS = ["--dtype", "float32", "--num-device-blocks", "400", "--num-host-blocks", "32", "--debug-integrity"]
 # Shorter than answers take, so that readers have to go to the other gateway.
 GATEWAY_FLAGS = ["--drain-seconds", "0.5"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import httpx
@@ -13,7 +11,7 @@ import pytest
 from blockyard import AsyncClient
 from tests.kit.chaos.model_switches import MODELS, Plan, run_switches, switched_system
 from tests.kit.kernels.tiny_models import tiny_model
-from tests.kit.processes.system import ROOT
+from tests.kit.processes.user import blockyard, serving
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -96,50 +94,27 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(variable, str(tmp_path / variable))
     flags = ["--max-loaded-models=1", "--num-device-blocks=60", "--num-host-blocks=0", "--num-threads=1"]
     ports = ["--grpc-port=0", "--http-port=0", "--admin-port=0"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "blockyard", "serve", "demo", str(tiny_model("llama")), *flags, *ports],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        assert process.stdout is not None
-        told = ""
-        while "python -c" not in told:
-            line = process.stdout.readline()
-            assert line, (tmp_path / "log").read_text()
-            told += line
+    with serving(tmp_path, "demo", str(tiny_model("llama")), *flags, *ports) as told:
         yield told
-        process.terminate()
-        assert process.wait(30) == 0
-        process.stdout.close()
-
-
-def blockyard(*arguments: str, typed: str = "") -> str:
-    """Runs a command and returns what it writes; what is typed too, its messages as well."""
-    command = [sys.executable, "-m", "blockyard", *arguments]
-    done = subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stderr + done.stdout if typed else done.stdout
 
 
 @pytest.mark.timeout(180)
 def test_commands_know_all_models_of_a_system(served: str, tmp_path: Path) -> None:
     assert "ready: demo, llama, loaded at the first request, 1 at a time" in served
     folder = str(tiny_model("llama"))
-    assert json.loads(blockyard("ps", "--json"))[0]["state"] == "ready, none loaded"
+    assert json.loads(blockyard("ps", "--json").stdout)[0]["state"] == "ready, none loaded"
     for model, loaded in ((folder, "llama"), ("demo", "demo")):
         # The system that runs has both: no other one is started.
-        assert blockyard("run", model, "one two", "--max-tokens=4", "--temperature=0").strip()
-        [system] = json.loads(blockyard("ps", "--json"))
+        assert blockyard("run", model, "one two", "--max-tokens=4", "--temperature=0").stdout.strip()
+        [system] = json.loads(blockyard("ps", "--json").stdout)
         assert system["state"] == f"ready, {loaded} loaded"
-    frame = blockyard("top", "--once", "--interval=0.1", "--model=demo", "--admin-address", system["admin"])
+    frame = blockyard("top", "--once", "--interval=0.1", "--model=demo", "--admin-address", system["admin"]).stdout
     states = {line.split()[0]: line.split()[1] for line in frame.splitlines() if line.startswith(("demo ", "llama "))}
     assert states == {"demo": "loaded", "llama": "not"}
     assert "replica state" in frame
     typed = "/model\n/model other\n/model llama\n/model\none two\n"
-    told = blockyard("chat", "--target", system["grpc"], "--max-tokens=4", "--temperature=0", typed=typed).splitlines()
+    chat = blockyard("chat", "--target", system["grpc"], "--max-tokens=4", "--temperature=0", typed=typed)
+    told = (chat.stderr + chat.stdout).splitlines()
     assert [line.rstrip() for line in told[1:]][:6] == [
         "* demo",
         "  llama",
@@ -149,9 +124,9 @@ def test_commands_know_all_models_of_a_system(served: str, tmp_path: Path) -> No
         "* llama",
     ]
     assert "".join(told[7:]).strip()
-    [system] = json.loads(blockyard("ps", "--json"))
+    [system] = json.loads(blockyard("ps", "--json").stdout)
     assert system["state"] == "ready, llama loaded"
     log = (tmp_path / "log").read_text()
     assert "llama: " in log
     assert "demo: " in log
-    assert blockyard("stop") == f"stopped {system['name']}\n"
+    assert blockyard("stop").stdout == f"stopped {system['name']}\n"

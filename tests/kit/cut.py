@@ -35,8 +35,37 @@ CASES: dict[str, dict[str, int]] = {
         "test_schedules_do_not_matter_and_logits_are_near_those_of_the_plain_weights": 3
     },
     "tests/kernels/test_int8_network.py": {"test_schedules_do_not_matter": 3},
-    "tests/kernels/test_cpu_sampling.py": {"test_what_is_filtered_is_the_winner_among_those_that_pass": 3},
-    "tests/kernels/test_attention.py": {"test_any_mix_of_pieces_and_decodes": 3},
+    "tests/kernels/test_cpu_sampling.py": {
+        "test_what_is_filtered_is_the_winner_among_those_that_pass": 3,
+        "test_a_draw_is_the_winner_of_the_race": 3,
+        "test_the_first_token_is_the_largest_with_the_lowest_id": 3,
+        "test_tokens_without_a_bit_become_impossible_and_nothing_else_changes": 3,
+    },
+    "tests/kernels/test_attention.py": {
+        "test_any_mix_of_pieces_and_decodes": 3,
+        "test_a_row_is_the_same_bits_in_a_piece_and_alone": 3,
+        "test_blocks_of_every_size_with_lengths_at_their_edges": 3,
+        "test_scores_that_are_not_finite_show_where_the_reference_shows_them": 2,
+        "test_scores_are_capped_and_sinks_take_their_share": 3,
+        "test_caps_and_sinks_keep_the_bits_of_rows": 3,
+    },
+    "tests/kernels/test_linear.py": {
+        "test_it_multiplies": 3,
+        "test_a_gated_weight_gives_the_activated_rows": 3,
+        "test_wide_results_are_float32": 3,
+    },
+    "tests/kernels/test_elementwise.py": {
+        "test_a_part_of_a_head_is_rotated": 3,
+        "test_rotary_and_cache": 3,
+        "test_every_activation_of_numbers_of_every_size": 3,
+        "test_a_row_is_the_same_bits_wherever_it_stands": 2,
+    },
+    "tests/kernels/test_packing.py": {"test_rows_are_the_columns_of_panels": 5},
+    "tests/kernels/test_pools.py": {"test_the_first_and_the_last_block_end_where_they_end": 3},
+    "tests/kernels/test_quantized_weights.py": {"test_the_bits_of_four_are_those_of_the_definition": 3},
+    "tests/kernels/test_int8.py": {"test_the_bits_are_those_of_the_definition": 3},
+    "tests/kernels/test_leaves.py": {"test_any_number_of_devices_comes_to_the_same_bits": 3},
+    "tests/kernels/test_captured.py": {"test_a_replay_gives_the_bits_of_the_ops_one_by_one": 2},
     "tests/kernels/test_beam_search.py": {"test_it_is_the_beam_search_of_transformers": 6},
     "tests/kernels/test_pooling.py": {
         "test_encoders_are_those_of_transformers_and_the_same_bits_beside_others": 3,
@@ -76,6 +105,9 @@ CASES: dict[str, dict[str, int]] = {
     },
     "tests/unit/gateway/grammars/test_calls.py": {"test_a_model_that_must_call_calls": 3},
     "tests/unit/kit/test_protocol_spec.py": {"test_a_planted_mistake_is_found": 3},
+    "tests/unit/worker_service/sampling/test_sampler.py": {
+        "test_a_penalty_at_the_ends_of_its_range_leaves_the_others_alone": 3
+    },
     "tests/unit/worker_service/models/test_capacity.py": {
         "test_weights_are_counted_to_the_byte": 6,
         "test_the_arena_of_a_step_is_bounded": 3,

@@ -7,14 +7,12 @@ import pty
 import re
 import select
 import struct
-import subprocess
-import sys
 import termios
 import time
 from fcntl import ioctl
 from typing import TYPE_CHECKING, Self
 
-from blockyard.local.supervisor import ROOT
+from tests.kit.processes.nursery import ROOT, Child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,17 +30,8 @@ class Terminal:
     def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self._controller, terminal = pty.openpty()
         ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *_SIZE, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "blockyard", *arguments],
-            cwd=ROOT,
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-            # Its own session, with this as its terminal, so that Ctrl-C reaches it.
-            start_new_session=True,
-            preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
-            env={**os.environ, "TERM": "xterm", **(environment or {})},
-        )
+        told = {**os.environ, "TERM": "xterm", **(environment or {})}
+        self.process = Child("blockyard", arguments, told, terminal, typed=terminal, folder=ROOT)
         os.close(terminal)
         self.shown = ""
         self._seen = 0

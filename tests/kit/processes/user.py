@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from blockyard.local.supervisor import ROOT
+from tests.kit.processes.nursery import ROOT, Child, run_command
 
 if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -21,16 +23,33 @@ class User:
         self.environment = {**kept, "XDG_STATE_HOME": str(folder), **environment}
 
     def call(self, *arguments: str, code: int = 0, piped: str = "") -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "blockyard", *arguments],
-            cwd=ROOT,
-            env=self.environment,
-            input=piped,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = run_command(arguments, self.environment, piped)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         return done
+
+
+def blockyard(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    """Calls the program as this process would; it must succeed."""
+    done = run_command(arguments, os.environ, typed)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[str]:
+    """Runs `blockyard serve`, and gives what it writes until it is ready; its log is the file `log` in the folder."""
+    output, log = folder / "output", folder / "log"
+    with output.open("wb") as file, log.open("wb") as errors:
+        flags = ["serve", *arguments]
+        process = Child("blockyard", flags, os.environ, file.fileno(), errors=errors.fileno(), folder=ROOT)
+    try:
+        while "python -c" not in (told := output.read_text()):
+            assert process.poll() is None, log.read_text()
+            # What another process writes into a file: there is no event to wait for.
+            time.sleep(0.02)
+        yield told
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "reference" / "messages.md").read_text(encoding="utf-8")
@@ -32,17 +30,20 @@ FROM_ELSEWHERE = {
 RIDDLES = re.compile(r"(?:it|its|that|those|these|they|them|what|who|whom|whose|whoever|nobody|of)\b", re.IGNORECASE)
 
 
-@pytest.fixture(scope="module", name="reader")
-def reads_the_code() -> Iterator[Any]:
-    """The module that reads messages."""
-    folder = str(ROOT / "docs" / "reference")
-    sys.path.insert(0, folder)
-    try:
-        import messages_page
+@pytest.fixture(scope="module", name="pages")
+def makes_pages() -> dict[str, Any]:
+    """The pages that are made from the code, by their names."""
+    return runpy.run_path(str(ROOT / "docs" / "reference" / "generate.py"))["PAGES"]
 
-        yield messages_page
-    finally:
-        sys.path.remove(folder)
+
+@pytest.fixture(scope="module", name="reader")
+def reads_the_code(pages: dict[str, Any]) -> Any:
+    """The module that reads messages, for the page as well: it reads the code once."""
+    return sys.modules["messages_page"]
+
+
+def test_it_is_current(pages: dict[str, Any]) -> None:
+    assert pages["messages.md"]() == PAGE, "run: python docs/reference/generate.py"
 
 
 def test_the_words_of_every_call_are_found(reader: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,10 +15,10 @@ from blockyard.client.asynchronous import AsyncClient
 from blockyard.client.retry import RetryPolicy
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
 from blockyard.errors import BlockyardError
-from blockyard.local.supervisor import ROOT
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.server import Server
 from tests.kit.authority import Authority
+from tests.kit.processes.nursery import run_command
 from tests.unit.gateway.harness import DEMO_MODEL
 
 if TYPE_CHECKING:
@@ -111,9 +111,6 @@ async def test_a_public_call_at_the_admin_port(plain: Server) -> None:
 
 async def test_the_command_prints_the_advice(plain: Server) -> None:
     command = ["top", "--once", "--admin-address", f"127.0.0.1:{plain.http_port}"]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "blockyard", *command), cwd=ROOT, stderr=asyncio.subprocess.PIPE
-    )
-    _, errors = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 1
-    assert "use the gRPC port" in errors.decode()
+    done = await asyncio.to_thread(run_command, command, os.environ)
+    assert done.returncode == 1
+    assert "use the gRPC port" in done.stderr

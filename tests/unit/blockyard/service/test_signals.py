@@ -29,10 +29,10 @@ def stop():
     stopping.set()
 
 async def main():
-    on_stop_signal(stop)
-    print("started", flush=True)
     if "soon" in sys.argv:
         signals.STUCK_SECONDS = 0.1
+    on_stop_signal(stop)
+    print("started", flush=True)
     while "stuck" in sys.argv:
         pass
     if "closed" not in sys.argv:
