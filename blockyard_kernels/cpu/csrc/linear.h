@@ -94,10 +94,12 @@ class LinearRunner {
         if constexpr (MAY_USE_TILES && ON_TILES<E>) return run_on_tiles(panel, begin, end, right);
 #endif
         const int64_t count = end - begin, num_tiles = (count + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-        if (num_tiles == 1) return choose<NO_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {});
+        const char* next = (const char*)(right + words_ * TILE_COLUMNS);
+        // A tile of few rows waits for its own panel, and would wait longer if it asked for the next one as well.
+        if (num_tiles == 1 && count < FETCHING_ROWS) return choose<NO_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {});
+        if (num_tiles == 1) return choose<SAME_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {next, words_});
         // The first tiles fetch the next panel, which memory gives more slowly than one tile multiplies; the others what
         // the next attention reads.
-        const char* next = (const char*)(right + words_ * TILE_COLUMNS);
         const char* end_of_next = next + words_ * TILE_COLUMNS * 4;
         for (int64_t tile = 0; tile < num_tiles; tile++, next += words_ * LINE_BYTES) {
             const int64_t first = begin + count * tile / num_tiles, last = begin + count * (tile + 1) / num_tiles;
@@ -112,7 +114,7 @@ class LinearRunner {
    private:
     template <int LINES, int R>
     INLINE void choose(int64_t num_rows, int64_t panel, int64_t row, const uint32_t* right, Lines stream) {
-        if constexpr (R > 0) {
+        if constexpr (R >= (LINES == SAME_LINES ? FETCHING_ROWS : 1)) {
             if (num_rows == R)
                 compute<LINES, R>(panel, row, right, stream);
             else
@@ -133,7 +135,7 @@ class LinearRunner {
                 multiply<E, R, NO_LINES>(sums, left + some, stride_, {rest, rest + VL, TILE_COLUMNS}, leaf_words_ - some);
             }
             left += leaf_words_, right += leaf_words_ * TILE_COLUMNS;
-            stream = {stream.first + leaf_words_ * LINE_BYTES, stream.count - leaf_words_};
+            stream = {stream.first + leaf_words_ * LINES * LINE_BYTES, stream.count - leaf_words_};
             const int64_t column = panel * TILE_COLUMNS;
             UNROLL for (int r = 0; r < R; r++) {
                 sums[r][0] = partial_(leaf, row + r, column, sums[r][0]);
