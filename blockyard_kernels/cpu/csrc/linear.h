@@ -95,7 +95,6 @@ class LinearRunner {
 #endif
         const int64_t count = end - begin, num_tiles = (count + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
         const char* next = (const char*)(right + words_ * TILE_COLUMNS);
-        // A tile of few rows waits for its own panel, and would wait longer if it asked for the next one as well.
         if (num_tiles == 1 && count < FETCHING_ROWS) return choose<NO_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {});
         if (num_tiles == 1) return choose<SAME_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {next, words_});
         // The first tiles fetch the next panel, which memory gives more slowly than one tile multiplies; the others what
@@ -171,8 +170,8 @@ class LinearRunner {
         const char* next = (const char*)(right + words_ * TILE_COLUMNS);
         for (int64_t block = 0; block < num_blocks; block++) {
             const int64_t first = std::min(begin + block * rows, end - rows);
-            // The first of several blocks fetches the next panel while it multiplies.
-            product_.fetch(num_blocks > 1 && block == 0 ? next : nullptr);
+            // The first block fetches the next panel while it multiplies.
+            product_.fetch(block == 0 ? next : nullptr);
             compute_on_tiles(panel, first, rows, right);
         }
     }
