@@ -96,7 +96,8 @@ class LinearRunner {
         const int64_t count = end - begin, num_tiles = (count + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
         const char* next = (const char*)(right + words_ * TILE_COLUMNS);
         if (num_tiles == 1 && count < FETCHING_ROWS) return choose<NO_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {});
-        if (num_tiles == 1) return choose<SAME_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {next, words_});
+        if (num_tiles == 1)
+            return choose<SAME_LINES, MAX_TILE_ROWS, FETCHING_ROWS>(count, panel, begin, right, {next, words_});
         // The first tiles fetch the next panel, which memory gives more slowly than one tile multiplies; the others what
         // the next attention reads.
         const char* end_of_next = next + words_ * TILE_COLUMNS * 4;
@@ -111,13 +112,14 @@ class LinearRunner {
     }
 
    private:
-    template <int LINES, int R>
+    // Tiles of fewer than `LEAST` rows never come here.
+    template <int LINES, int R, int LEAST = 1>
     INLINE void choose(int64_t num_rows, int64_t panel, int64_t row, const uint32_t* right, Lines stream) {
-        if constexpr (R >= (LINES == SAME_LINES ? FETCHING_ROWS : 1)) {
+        if constexpr (R >= LEAST) {
             if (num_rows == R)
                 compute<LINES, R>(panel, row, right, stream);
             else
-                choose<LINES, R - 1>(num_rows, panel, row, right, stream);
+                choose<LINES, R - 1, LEAST>(num_rows, panel, row, right, stream);
         }
     }
 
