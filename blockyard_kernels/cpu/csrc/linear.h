@@ -94,10 +94,12 @@ class LinearRunner {
         if constexpr (MAY_USE_TILES && ON_TILES<E>) return run_on_tiles(panel, begin, end, right);
 #endif
         const int64_t count = end - begin, num_tiles = (count + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-        if (num_tiles == 1) return choose<NO_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {});
+        const char* next = (const char*)(right + words_ * TILE_COLUMNS);
+        if (num_tiles == 1 && count < FETCHING_ROWS) return choose<NO_LINES, MAX_TILE_ROWS>(count, panel, begin, right, {});
+        if (num_tiles == 1)
+            return choose<SAME_LINES, MAX_TILE_ROWS, FETCHING_ROWS>(count, panel, begin, right, {next, words_});
         // The first tiles fetch the next panel, which memory gives more slowly than one tile multiplies; the others what
         // the next attention reads.
-        const char* next = (const char*)(right + words_ * TILE_COLUMNS);
         const char* end_of_next = next + words_ * TILE_COLUMNS * 4;
         for (int64_t tile = 0; tile < num_tiles; tile++, next += words_ * LINE_BYTES) {
             const int64_t first = begin + count * tile / num_tiles, last = begin + count * (tile + 1) / num_tiles;
@@ -110,13 +112,14 @@ class LinearRunner {
     }
 
    private:
-    template <int LINES, int R>
+    // Tiles of fewer than `LEAST` rows never come here.
+    template <int LINES, int R, int LEAST = 1>
     INLINE void choose(int64_t num_rows, int64_t panel, int64_t row, const uint32_t* right, Lines stream) {
-        if constexpr (R > 0) {
+        if constexpr (R >= LEAST) {
             if (num_rows == R)
                 compute<LINES, R>(panel, row, right, stream);
             else
-                choose<LINES, R - 1>(num_rows, panel, row, right, stream);
+                choose<LINES, R - 1, LEAST>(num_rows, panel, row, right, stream);
         }
     }
 
@@ -133,7 +136,7 @@ class LinearRunner {
                 multiply<E, R, NO_LINES>(sums, left + some, stride_, {rest, rest + VL, TILE_COLUMNS}, leaf_words_ - some);
             }
             left += leaf_words_, right += leaf_words_ * TILE_COLUMNS;
-            stream = {stream.first + leaf_words_ * LINE_BYTES, stream.count - leaf_words_};
+            stream = {stream.first + leaf_words_ * LINES * LINE_BYTES, stream.count - leaf_words_};
             const int64_t column = panel * TILE_COLUMNS;
             UNROLL for (int r = 0; r < R; r++) {
                 sums[r][0] = partial_(leaf, row + r, column, sums[r][0]);
@@ -169,8 +172,8 @@ class LinearRunner {
         const char* next = (const char*)(right + words_ * TILE_COLUMNS);
         for (int64_t block = 0; block < num_blocks; block++) {
             const int64_t first = std::min(begin + block * rows, end - rows);
-            // The first of several blocks fetches the next panel while it multiplies.
-            product_.fetch(num_blocks > 1 && block == 0 ? next : nullptr);
+            // The first block fetches the next panel while it multiplies.
+            product_.fetch(block == 0 ? next : nullptr);
             compute_on_tiles(panel, first, rows, right);
         }
     }
