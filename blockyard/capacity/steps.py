@@ -27,6 +27,8 @@ QUANTIZED_ROW_BYTES = 2 * 64 + FLOAT_BYTES
 GROUP_BYTES = 2 * FLOAT_BYTES
 # Sorting memory per logit of a row and per thread.
 CPU_SCRATCH_BYTES = 25
+# Room of each thread for what cuts of attention give, where there are several.
+CPU_ATTENTION_BYTES = 4 << 20
 # Logits that torch's ops sort at a time, and the copies that sorting makes.
 MAX_CHOSEN_LOGITS = 1 << 21
 SORTING_COPIES = 12
@@ -48,10 +50,14 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True)
 class SamplingScratch:
-    """A backend's scratch memory for sampling and for log probabilities, as functions of rows and vocabulary."""
+    """A backend's scratch memory for sampling and for log probabilities, as functions of rows and vocabulary.
+
+    `attention_bytes`: the scratch memory of attention.
+    """
 
     choose_bytes: Callable[[int, int], int]
     token_logprobs_bytes: Callable[[int, int], int]
+    attention_bytes: int = 0
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
         """Returns an upper bound of the bytes for sampling `num_rows` rows, their logits included."""
@@ -67,7 +73,7 @@ def cpu_scratch(num_threads: int) -> SamplingScratch:
     def count(num_rows: int, vocab_size: int) -> int:
         return num_threads * vocab_size * CPU_SCRATCH_BYTES
 
-    return SamplingScratch(count, count)
+    return SamplingScratch(count, count, num_threads * CPU_ATTENTION_BYTES if num_threads > 1 else 0)
 
 
 def torch_scratch() -> SamplingScratch:
@@ -136,4 +142,5 @@ def step_bytes(
     """Returns the peak bytes of the largest step that the profile request allows."""
     size = StepSize.largest(request.max_num_batched_tokens, request.max_num_seqs, network.max_model_len)
     max_rows = max(request.max_num_batched_tokens, request.max_num_seqs)
-    return arena_bytes(network, share, held, max_rows) + least_step_bytes(network, size, scratch)
+    arena = arena_bytes(network, share, held, max_rows) + scratch.attention_bytes
+    return arena + least_step_bytes(network, size, scratch)

@@ -195,6 +195,8 @@ class Library:
         self._library.blockyard_create.restype = ctypes.c_void_p
         self._library.blockyard_create.argtypes = (ctypes.c_int32,)
         self._library.blockyard_destroy.argtypes = (ctypes.c_void_p,)
+        self._library.blockyard_attention_bytes.restype = ctypes.c_int64
+        self._library.blockyard_attention_bytes.argtypes = (ctypes.c_void_p,)
         self._library.blockyard_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
         self._library.blockyard_phase_times.argtypes = (*(ctypes.c_void_p,) * 3, ctypes.c_int32)
         sizes = (ctypes.c_int64, ctypes.c_int64)
@@ -241,6 +243,11 @@ class Executor:
         self._handle = library.blockyard_create(num_threads)
         if not self._handle:
             raise TilesRefused("the system refuses the tile registers of AMX to this process")
+
+    @property
+    def attention_bytes(self) -> int:
+        """The most bytes that attention keeps between units of work: see csrc/attention_units.h."""
+        return self._library.blockyard_attention_bytes(self._handle)
 
     def run(self, ops: ctypes.Array[Op], inputs: Inputs) -> None:
         """Runs ops in order over one step."""

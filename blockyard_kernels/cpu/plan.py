@@ -103,8 +103,11 @@ class CapturedPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arena and of the executor's quantized rows. The system allocates them as rows are first used."""
-        return self._arena.nbytes + self._quantized_bytes
+        """Bytes of the arena, and of the executor's quantized rows and cuts of attention.
+
+        The system allocates them as they are first used.
+        """
+        return self._arena.nbytes + self._quantized_bytes + self.executor.attention_bytes
 
     def takes(self, step: StepInputs) -> bool:
         return len(step.token_ids) <= self._sizes.max_num_tokens and len(step.chosen) <= self._max_rows

@@ -28,39 +28,115 @@ inline PoolShape pool_shape(const Op& op) {
     return {op.block_stride, op.layer_offset, op.num_kv_heads, op.head_dim, op.block_size};
 }
 
+// Where attention of a tile and a head begins: at the first of all its keys, or at a cut that is computed alone.
+struct AttentionUnit {
+    const AttentionTile* tile = nullptr;
+    int64_t head = 0, first_key = 0;
+};
+
+// The keys that rows of a step see.
+struct VisibleKeys {
+    const Op* op;
+    const Step* step;
+
+    // The beginning of the first cut of which a row of the tile sees a key.
+    int64_t first_cut(const AttentionTile& tile) const {
+        return op->window ? std::max<int64_t>(0, tile.first_position - op->window + 1) / CUT * CUT : 0;
+    }
+
+    // Behind the last key that a row of these sees, of which the last one is at `position`.
+    int64_t end(int32_t sequence, int64_t position) const {
+        if (!op->sees_later) return position + 1;
+        const int64_t length = step->inputs().seq_lens[sequence];
+        return op->window ? std::min(length, position + op->window) : length;
+    }
+
+    int64_t end(const AttentionTile& tile) const { return end(tile.sequence, tile.first_position + tile.num_tokens - 1); }
+};
+
+inline int64_t padded_dim(int64_t dim) { return (dim + VL - 1) / VL * VL; }
+
+// What a cut gives some rows: the product of their weights and the values, the maximum of their scores, and the sum of
+// their weights.
+struct CutResults {
+    float* products;  // [rows][padded head_dim]
+    float* maxima;    // [rows]
+    float* sums;      // [rows]
+
+    // The results of rows from `first` on, of so many rows that lie at a place.
+    static CutResults at(float* place, int64_t num_rows, int64_t padded, int64_t first = 0) {
+        float* maxima = place + num_rows * padded;
+        return {place + first * padded, maxima + first, maxima + num_rows + first};
+    }
+
+    // Whole vectors.
+    static int64_t num_floats(int64_t num_rows, int64_t padded) { return (num_rows * (padded + 2) + VL - 1) / VL * VL; }
+};
+
 // Of one thread: what a tile works on.
 template <class E>
 struct AttentionScratch {
     explicit AttentionScratch(int64_t dim)
-        : dim(dim), padded((dim + VL - 1) / VL * VL), query(MAX_ATTENTION_ROWS * dim), scores(MAX_ATTENTION_ROWS * CUT),
-          weights(MAX_ATTENTION_ROWS * CUT), products(MAX_ATTENTION_ROWS * padded), totals(MAX_ATTENTION_ROWS * padded) {}
+        : dim(dim), padded(padded_dim(dim)), query(MAX_ATTENTION_ROWS * dim), scores(MAX_ATTENTION_ROWS * CUT),
+          weights(MAX_ATTENTION_ROWS * CUT), results(CutResults::num_floats(MAX_ATTENTION_ROWS, padded)),
+          totals(MAX_ATTENTION_ROWS * padded) {}
 
     int64_t dim, padded;
     std::vector<E> query, keys, values;
     std::vector<float> scores;
     std::vector<E> weights;
-    std::vector<float> products, totals;
-    float maxima[MAX_ATTENTION_ROWS], sums[MAX_ATTENTION_ROWS], cut_maxima[MAX_ATTENTION_ROWS], cut_sums[MAX_ATTENTION_ROWS];
+    std::vector<float> results, totals;
+    float maxima[MAX_ATTENTION_ROWS], sums[MAX_ATTENTION_ROWS];
 };
 
 template <class E>
 class AttentionRunner {
    public:
     AttentionRunner(const Op& op, const Step& step, AttentionScratch<E>& scratch)
-        : op_(op), step_(step), pool_(pool_shape(op)), scratch_(scratch), group_(op.num_heads / op.num_kv_heads),
-          dim_words_(op.head_dim / PER_WORD<E>), scale_((op.softcap ? op.softcap : op.scale) * LOG2_OF_E) {}
+        : op_(op), step_(step), visible_{&op, &step}, pool_(pool_shape(op)), scratch_(scratch),
+          group_(op.num_heads / op.num_kv_heads), dim_words_(op.head_dim / PER_WORD<E>),
+          scale_((op.softcap ? op.softcap : op.scale) * LOG2_OF_E) {}
 
-    // `next`: the tile whose keys are read after this one's, of head `next_head`; null: none.
-    void run(const AttentionTile& tile, int64_t head, const AttentionTile* next, int64_t next_head) {
-        tile_ = &tile;
-        head_ = head;
-        after_ = next ? cut_at(*next, next_head, first_cut(*next)) : Cut{};
-        // A group wider than the scratch goes in parts.
-        for (int64_t first = 0; first < group_; first += MAX_ATTENTION_ROWS) {
-            first_member_ = first;
-            num_members_ = std::min<int64_t>(group_ - first, MAX_ATTENTION_ROWS);
-            run_part();
-        }
+    // Computes all cuts of a unit. `next`: the unit whose keys are read after this one's, if it has a tile.
+    void run(const AttentionUnit& unit, const AttentionUnit& next) {
+        begin(unit, next);
+        for_parts([&](int64_t) {
+            gather_queries();
+            begin_sums();
+            results_ = CutResults::at(scratch_.results.data(), num_rows_, scratch_.padded);
+            const int64_t end = visible_.end(*tile_);
+            for (int64_t key = unit.first_key; key < end; key += CUT) {
+                next_ = key + CUT < end ? cut_at(*tile_, head_, key + CUT) : after_;
+                run_cut(cut_at(*tile_, head_, key));
+                for (int row = 0; row < num_rows_; row++) merge(row);
+            }
+            write_results();
+        });
+    }
+
+    // Computes the first cut of a unit, and leaves its results of all rows at a place, to be merged.
+    void run_alone(const AttentionUnit& unit, const AttentionUnit& next, float* place) {
+        begin(unit, next);
+        for_parts([&](int64_t first_row) {
+            gather_queries();
+            results_ = CutResults::at(place, num_rows(*tile_), scratch_.padded, first_row);
+            next_ = after_;
+            run_cut(cut_at(*tile_, head_, unit.first_key));
+        });
+    }
+
+    // Merges all cuts of a unit's tile and head, whose results lie at a place one behind the other.
+    void merge_all(const AttentionUnit& unit, float* place, int64_t num_cuts) {
+        begin(unit, {});
+        for_parts([&](int64_t first_row) {
+            begin_sums();
+            for (int64_t cut = 0; cut < num_cuts; cut++) {
+                float* results = place + cut * CutResults::num_floats(num_rows(*tile_), scratch_.padded);
+                results_ = CutResults::at(results, num_rows(*tile_), scratch_.padded, first_row);
+                for (int row = 0; row < num_rows_; row++) merge(row);
+            }
+            write_results();
+        });
     }
 
    private:
@@ -73,52 +149,39 @@ class AttentionRunner {
         int64_t num_hidden = 0;
     };
 
+    void begin(const AttentionUnit& unit, const AttentionUnit& next) {
+        tile_ = unit.tile;
+        head_ = unit.head;
+        after_ = next.tile ? cut_at(*next.tile, next.head, next.first_key) : Cut{};
+    }
+
+    int64_t num_rows(const AttentionTile& tile) const { return tile.num_tokens * group_; }
+
+    // A group wider than the scratch goes in parts. `visit`: called with each part's first row among the tile's.
+    template <class Visit>
+    void for_parts(Visit visit) {
+        for (int64_t first = 0; first < group_; first += MAX_ATTENTION_ROWS) {
+            first_member_ = first;
+            num_members_ = std::min<int64_t>(group_ - first, MAX_ATTENTION_ROWS);
+            num_rows_ = (int)(tile_->num_tokens * num_members_);
+            visit(tile_->num_tokens * first);
+        }
+    }
+
     int64_t count_hidden(const AttentionTile& tile, int64_t first_key) const {
         return op_.window ? std::max<int64_t>(0, tile.first_position - op_.window + 1 - first_key) / op_.block_size : 0;
     }
 
-    int64_t first_cut(const AttentionTile& tile) const {
-        return op_.window ? std::max<int64_t>(0, tile.first_position - op_.window + 1) / CUT * CUT : 0;
-    }
-
-    // Behind the last key that a row of these sees, of which the last one is at `position`.
-    int64_t end_of_keys(int32_t sequence, int64_t position) const {
-        if (!op_.sees_later) return position + 1;
-        const int64_t length = step_.inputs().seq_lens[sequence];
-        return op_.window ? std::min(length, position + op_.window) : length;
-    }
-
-    int64_t end_of_keys(const AttentionTile& tile) const {
-        return end_of_keys(tile.sequence, tile.first_position + tile.num_tokens - 1);
-    }
-
     Cut cut_at(const AttentionTile& tile, int64_t head, int64_t first_key) const {
         const int64_t size = op_.block_size;
-        const int64_t num_keys = std::min<int64_t>(CUT, end_of_keys(tile) - first_key);
+        const int64_t num_keys = std::min<int64_t>(CUT, visible_.end(tile) - first_key);
         const int32_t* blocks = step_.blocks_of(tile.sequence, op_.kv_group) + first_key / size;
         return {head, first_key, num_keys, blocks, (num_keys + size - 1) / size, count_hidden(tile, first_key)};
     }
 
-    void run_part() {
-        num_rows_ = (int)(tile_->num_tokens * num_members_);
-        gather_queries();
-        begin_sums();
-        std::fill_n(scratch_.totals.data(), num_rows_ * scratch_.padded, 0.0f);
-        const int64_t end = end_of_keys(*tile_);
-        // With one tile of rows, memory gives keys and values more slowly than they are multiplied, and lies in pieces too
-        // short for the processor to see what comes: values are fetched while keys are read, and the next keys after.
-        const bool streams =
-            num_rows_ <= MAX_TILE_ROWS && op_.block_size % TILE_COLUMNS == 0 && op_.head_dim % TILE_COLUMNS == 0;
-        for (int64_t key = first_cut(*tile_); key < end; key += CUT) {
-            const Cut cut = cut_at(*tile_, head_, key);
-            next_ = key + CUT < end ? cut_at(*tile_, head_, key + CUT) : after_;
-            streams ? run_cut<SAME_LINES>(cut) : run_cut<NO_LINES>(cut);
-        }
-        write_results();
-    }
-
     // A sink is what a row has seen before its first key: a score of weight 1, of which there is no value.
     void begin_sums() {
+        std::fill_n(scratch_.totals.data(), num_rows_ * scratch_.padded, 0.0f);
         std::fill_n(scratch_.maxima, num_rows_, -INFINITY_);
         std::fill_n(scratch_.sums, num_rows_, 0.0f);
         if (!op_.sinks) return;
@@ -135,13 +198,20 @@ class AttentionRunner {
         }
     }
 
+    void run_cut(const Cut& cut) {
+        // With one tile of rows, memory gives keys and values more slowly than they are multiplied, and lies in pieces too
+        // short for the processor to see what comes: values are fetched while keys are read, and the next keys after.
+        const bool streams =
+            num_rows_ <= MAX_TILE_ROWS && op_.block_size % TILE_COLUMNS == 0 && op_.head_dim % TILE_COLUMNS == 0;
+        streams ? run_cut<SAME_LINES>(cut) : run_cut<NO_LINES>(cut);
+    }
+
     template <int LINES>
     void run_cut(const Cut& cut) {
         find_blocks(cut);
         for (int row = 0; row < num_rows_; row += ROWS_AT_ONCE) scores_of<LINES>(row, cut.num_keys);
         for (int row = 0; row < num_rows_; row++) weigh(row, cut.first_key, cut.num_keys);
         for (int row = 0; row < num_rows_; row += ROWS_AT_ONCE) products_of<LINES>(row, cut.num_keys);
-        for (int row = 0; row < num_rows_; row++) merge(row);
     }
 
     template <int LINES>
@@ -251,13 +321,13 @@ class AttentionRunner {
     // Turns a row's scores into weights, and takes their maximum and sum.
     void weigh(int row, int64_t first_key, int64_t num_keys) {
         const int64_t position = tile_->first_position + row / num_members_;
-        const int64_t end = std::min<int64_t>(end_of_keys(tile_->sequence, position) - first_key, num_keys);
+        const int64_t end = std::min<int64_t>(visible_.end(tile_->sequence, position) - first_key, num_keys);
         const int64_t begin = op_.window ? std::max<int64_t>(0, position - op_.window + 1 - first_key) : 0;
         float* scores = scratch_.scores.data() + row * CUT;
         E* weights = scratch_.weights.data() + row * CUT;
         const int64_t used = (num_keys + VL - 1) / VL * VL;
-        scratch_.cut_maxima[row] = -INFINITY_;
-        scratch_.cut_sums[row] = 0;
+        results_.maxima[row] = -INFINITY_;
+        results_.sums[row] = 0;
         if (begin >= end) {
             for (int64_t i = 0; i < used; i += VL) store(weights + i, zero());
             return;
@@ -292,8 +362,8 @@ class AttentionRunner {
             store(weights + i, weight);
             sum = add(sum, weight);
         }
-        scratch_.cut_maxima[row] = maximum;
-        scratch_.cut_sums[row] = add_lanes(sum);
+        results_.maxima[row] = maximum;
+        results_.sums[row] = add_lanes(sum);
     }
 
     // What is left to multiply by is the softcap itself: see `scale_`.
@@ -339,7 +409,7 @@ class AttentionRunner {
                     LINES > 0 ? next_lines(block, column, right) : nullptr);
             }
             UNROLL for (int r = 0; r < R; r++) {
-                float* place = scratch_.products.data() + (row + r) * scratch_.padded + column;
+                float* place = results_.products + (row + r) * scratch_.padded + column;
                 store(place, sums[r][0]);
                 if (next) store(place + VL, sums[r][1]);
             }
@@ -374,7 +444,7 @@ class AttentionRunner {
                 product_.template add<E>(
                     left + word, WIDTH, {right, right + next, value_stride_}, std::min(value_run_, num_words - word));
             }
-            float* place = scratch_.products.data() + row * scratch_.padded + column;
+            float* place = results_.products + row * scratch_.padded + column;
             if (next) {
                 product_.store(place, scratch_.padded);
                 continue;
@@ -388,14 +458,14 @@ class AttentionRunner {
 #endif
 
     void merge(int row) {
-        const float before = scratch_.maxima[row], here = scratch_.cut_maxima[row];
+        const float before = scratch_.maxima[row], here = results_.maxima[row];
         if (here == -INFINITY_) return;
         const float maximum = before > here ? before : here;
         const float keep = before == -INFINITY_ ? 0.0f : one_power(before - maximum), take = one_power(here - maximum);
         scratch_.maxima[row] = maximum;
-        scratch_.sums[row] = scratch_.sums[row] * keep + scratch_.cut_sums[row] * take;
+        scratch_.sums[row] = scratch_.sums[row] * keep + results_.sums[row] * take;
         float* total = scratch_.totals.data() + row * scratch_.padded;
-        const float* product = scratch_.products.data() + row * scratch_.padded;
+        const float* product = results_.products + row * scratch_.padded;
         const Floats old = broadcast(keep), fresh = broadcast(take);
         for (int64_t i = 0; i < scratch_.padded; i += VL)
             store(total + i, fma(load(product + i), fresh, mul(load(total + i), old)));
@@ -430,6 +500,7 @@ class AttentionRunner {
 
     const Op& op_;
     const Step& step_;
+    const VisibleKeys visible_;
     const PoolShape pool_;
     AttentionScratch<E>& scratch_;
     const int64_t group_, dim_words_;
@@ -437,8 +508,9 @@ class AttentionRunner {
     const float scale_;
     const AttentionTile* tile_ = nullptr;
     int64_t head_ = 0, first_member_ = 0, num_members_ = 0;
-    // What is read after this cut, and after this tile.
+    // What is read after this cut, and after this unit.
     Cut next_, after_;
+    CutResults results_ = {};
     int num_rows_ = 0, num_blocks_ = 0;
     int64_t key_run_ = 0, value_run_ = 0, value_stride_ = 0;
     const uint32_t* keys_[CUT / 8];

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 
+#include "attention_units.h"
 #include "elementwise.h"
 #include "experts.h"
 #include "int4.h"
@@ -12,9 +13,12 @@
 
 class Executor : public Work {
    public:
-    explicit Executor(int num_threads) : team_(num_threads), scratch_(num_threads) {}
+    explicit Executor(int num_threads) : team_(num_threads), scratch_(num_threads), attention_(num_threads) {}
 
     int num_threads() const { return team_.num_threads(); }
+
+    // Bytes of what attention keeps between units of work, at most.
+    int64_t attention_bytes() const { return attention_.num_bytes(); }
 
     // For work that is no step. Not while one runs.
     Team& team() { return team_; }
@@ -73,7 +77,7 @@ class Executor : public Work {
                 return num_panels(op.out_features) * row_cuts(rows);
             case LORA_SHRINK:
             case LORA_EXPAND: return (int64_t)step_.lora_runs(op.rows).size() * num_panels(op.out_features);
-            case ATTENTION: return (int64_t)step_.tiles.size() * op.num_kv_heads;
+            case ATTENTION: attention_.divide(op, step_); return attention_.size();
             case ROTARY_AND_CACHE: return (int64_t)step_.runs.size();
             case EXPERTS_GATHER: experts_.place(op, rows); return rows;
             case EXPERTS_GATE_UP:
@@ -341,11 +345,7 @@ class Executor : public Work {
                 break;
             case ATTENTION: {
                 AttentionRunner<E> runner(op, step_, scratch_[thread].template attention<E>(op.head_dim));
-                const int64_t heads = op.num_kv_heads, units = (int64_t)step_.tiles.size() * heads;
-                for (int64_t i = begin; i < end; i++) {
-                    const AttentionTile* next = i + 1 < units ? &step_.tiles[(i + 1) / heads] : nullptr;
-                    runner.run(step_.tiles[i / heads], i % heads, next, (i + 1) % heads);
-                }
+                attention_.run(runner, begin, end);
                 break;
             }
             case HEAD:
@@ -475,6 +475,7 @@ class Executor : public Work {
     Team team_;
     std::vector<Scratch> scratch_;
     Step step_;
+    AttentionUnits attention_;
     ExpertRows experts_;
     ProductRows shared_;
     std::vector<int64_t> windows_;

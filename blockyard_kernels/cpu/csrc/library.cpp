@@ -35,6 +35,9 @@ void* blockyard_create(int32_t num_threads) {
 }
 void blockyard_destroy(void* executor) { delete (Executor*)executor; }
 
+// Bytes of an executor's memory for attention, at most: see attention_units.h.
+int64_t blockyard_attention_bytes(const void* executor) { return ((const Executor*)executor)->attention_bytes(); }
+
 void blockyard_run(void* executor, const Op* ops, int32_t num_ops, const Inputs* inputs) {
     ((Executor*)executor)->run(ops, num_ops, *inputs);
 }

@@ -108,7 +108,9 @@ def test_the_arena_of_a_step_is_bounded(name: str, quantization: str) -> None:
         captured = loaded.model.capture(pool, CaptureSizes(512, 64, 32))
         assert captured is not None
         share, held = Share.of(loaded.config, rank), planned_format(loaded, "auto", quantization)
-        assert captured.num_bytes <= arena_bytes(loaded.config, share, held, 512) < 1.4 * captured.num_bytes
+        num_threads = loaded.backend.sampling.executor.num_threads
+        num_bytes = captured.num_bytes - cpu_scratch(num_threads).attention_bytes
+        assert num_bytes <= arena_bytes(loaded.config, share, held, 512) < 1.4 * num_bytes
 
 
 def test_choosing_takes_what_is_planned() -> None:
@@ -118,6 +120,8 @@ def test_choosing_takes_what_is_planned() -> None:
     planned = cpu_scratch(sampling.executor.num_threads)
     assert planned.sampling_bytes(7, 1000) == there.sampling_bytes(7, 1000)
     assert planned.logprobs_bytes(7, 1000) == there.logprobs_bytes(7, 1000)
+    assert planned.attention_bytes == sampling.executor.attention_bytes
+    assert cpu_scratch(1).attention_bytes == 0
 
 
 def test_the_sizes_of_blocks_are_those_of_the_kernels() -> None:
