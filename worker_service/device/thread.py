@@ -39,6 +39,13 @@ class DeviceThread:
         self._launched: queue.SimpleQueue[tuple[Launched, Callable[[], None]]] = queue.SimpleQueue()
         self._waiter = make_thread(self._wait, "device waiter")
         self._gpu: int | None = None
+        self.interrupt: Callable[[], None] = _nothing
+        """Called after each job that is posted, in the thread that posts it: a job that waits for more ends then."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the running job may wait for more work: no other job waits, and it runs in this thread."""
+        return self._jobs.empty() and threading.current_thread() is self._thread
 
     def start(self) -> None:
         self._thread.start()
@@ -46,6 +53,7 @@ class DeviceThread:
     def stop(self, seconds: float) -> bool:
         """Ends the thread after the waiting jobs, and returns whether it ended within `seconds`."""
         self._jobs.put(None)
+        self.interrupt()
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -71,6 +79,7 @@ class DeviceThread:
     def post(self, job: Callable[[], None]) -> None:
         """Queues a job that reports its result itself."""
         self._jobs.put(job)
+        self.interrupt()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Queues work and waits for its result or exception. Cancelling the wait does not cancel the work."""
@@ -125,6 +134,9 @@ class DeviceThread:
                 job()
             except Exception:
                 log.exception("a job of the device thread failed")
+
+
+def _nothing() -> None: ...
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., Any], *arguments: Any) -> None:
