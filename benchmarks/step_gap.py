@@ -131,10 +131,14 @@ async def run_round(worker: Worker, replays: Replays, num_sequences: int, num_st
 async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measures all numbers of requests."""
     width = -(-(PROMPT_LENGTH + options.steps + NUM_WARM_UP) // BLOCK_SIZE) + 1
-    num_blocks = 1 + width * max(options.concurrency)
+    num_blocks = 1 + max(32, width * max(options.concurrency))
     worker = await set_up(
         Settings(
-            options.folder, num_threads=options.threads, num_device_blocks=num_blocks, cpu_kernels=options.cpu_kernels
+            options.folder,
+            num_threads=options.threads,
+            num_device_blocks=num_blocks,
+            cpu_kernels=options.cpu_kernels,
+            max_model_len=1024,
         )
     )
     executor, replays = worker.set_up.executor, Replays()

@@ -68,6 +68,8 @@ class CpuDecodeLoop:
 
     def open(self, rows: DecodeRows, last_step_id: int, first: Integers) -> None:
         if self._rows is None or self._rows[0] is not rows:
+            if rows.progress.itemsize != self._brief.blockyard_progress_bytes():
+                raise RuntimeError(f"{self._library._name} has another record of progress: build it anew")
             values = (_value(getattr(rows, field.name)) for field in fields(rows))
             self._rows = rows, _Rows(self._plan, *values)
         executor, structure = self._owner.executor.handle, ctypes.byref(self._rows[1])
@@ -103,6 +105,7 @@ class CpuDecodeLoop:
 def _declare(library: Any) -> None:
     address, integer = ctypes.c_void_p, ctypes.c_int64
     library.blockyard_decode_rows_bytes.restype = integer
+    library.blockyard_progress_bytes.restype = integer
     library.blockyard_loop_create.restype = address
     library.blockyard_loop_create.argtypes = (ctypes.c_int32,)
     library.blockyard_loop_destroy.argtypes = (address,)

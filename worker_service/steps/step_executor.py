@@ -117,7 +117,7 @@ class StepExecutor:
     def steady_rows(self, step: Step) -> DecodeRows | None:
         """Returns the rows for a loop that begins with this step; None: the step must be executed here."""
         is_due = step.epoch == self.epoch and step.step_id == self._last_step_id + 1
-        if not is_due or self._refused is not None or self.record is not None or self.runner.slots.lora_ids.size:
+        if not is_due or self._refused is not None or self.record is not None:
             return None
         return self.batch.steady_rows(step.sequence_ids, self.cache.num_device_blocks)
 

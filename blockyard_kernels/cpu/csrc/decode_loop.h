@@ -1,6 +1,6 @@
 // Decodes step after step without Python: rows in their arrays, the plan, the choice, the checks of drafts.
 //
-// Does for steady steps what worker_service does for all, on the same arrays and with the same results, to the last byte.
+// Does for steady steps what worker_service does for all steps, on the same arrays, and to the last byte the same.
 // A step that is not steady, must be refused or makes numbers that are not finite is left, as if it had never begun.
 #pragma once
 
@@ -128,7 +128,7 @@ class DecodeLoop {
 
    private:
     // One sequence of the step that computes.
-    struct Run {
+    struct Decode {
         int64_t place, row, length, num_drafts, first, num_accepted;
     };
 
@@ -140,7 +140,7 @@ class DecodeLoop {
     bool run_step(const StepWords& record) {
         const double begin = now_in_seconds();
         if (record[STEP_ID] != last_step_id_ + 1 || rows_.num_sequences > rows_.max_plan_tokens) return false;
-        undone_.clear(), proposed_.clear();
+        undone_.clear(), overwritten_.clear(), proposed_.clear();
         const int64_t* appended = record.data() + RECORD_WORDS;
         const int64_t* allowed = appended + 2 * record[NUM_APPENDED];
         const int64_t num_appended = append_blocks(appended, record[NUM_APPENDED]);
@@ -156,20 +156,24 @@ class DecodeLoop {
             }
         }
         for (int64_t row : undone_) rows_.starts_over[row] = 1;
-        for (int64_t i = 0; i < num_appended; i++) progress_of(appended[i]).num_blocks--;
+        for (int64_t i = num_appended; i--;)
+            table_of(rows_.rows[appended[i]])[--progress_of(appended[i]).num_blocks] = overwritten_[i];
         return false;
     }
 
     Progress& progress_of(int64_t place) { return rows_.progress[rows_.rows[place]]; }
+    int32_t* table_of(int64_t row) { return rows_.block_tables + row * rows_.table_stride; }
     int32_t* token_ids_of(int64_t row) { return rows_.token_ids + row * rows_.token_stride; }
 
     // Appends as many blocks as may be, and returns how many.
     int64_t append_blocks(const int64_t* appended, int64_t count) {
         for (int64_t i = 0; i < count; i++) {
             const int64_t place = appended[i], block = appended[count + i];
-            Progress& progress = progress_of(place);
-            if (block < 1 || block >= rows_.num_device_blocks || progress.num_blocks >= rows_.max_num_blocks) return i;
-            rows_.block_tables[rows_.rows[place] * rows_.table_stride + progress.num_blocks++] = (int32_t)block;
+            int64_t& num_blocks = progress_of(place).num_blocks;
+            if (block < 1 || block >= rows_.num_device_blocks || num_blocks >= rows_.max_num_blocks) return i;
+            int32_t& entry = table_of(rows_.rows[place])[num_blocks++];
+            overwritten_.push_back(entry);
+            entry = (int32_t)block;
         }
         return count;
     }
@@ -195,7 +199,7 @@ class DecodeLoop {
 
     bool fits() {
         num_tokens_ = 0;
-        for (Run& run : runs_) {
+        for (Decode& run : runs_) {
             run.first = num_tokens_;
             num_tokens_ += 1 + run.num_drafts;
         }
@@ -243,7 +247,7 @@ class DecodeLoop {
             rows_.num_sequences + num_allowed > rows_.max_num_batched_tokens)
             return false;
         if (*std::max_element(allowed, allowed + rows_.num_sequences) > rows_.max_draft_tokens) return false;
-        for (const Run& run : runs_) {
+        for (const Decode& run : runs_) {
             const int64_t end = run.length + allowed[run.place];
             if (allowed[run.place] &&
                 (!rows_.may_draft[run.place] || end > room_of(progress_of(run.place)) || end > rows_.max_model_len))
@@ -253,7 +257,8 @@ class DecodeLoop {
     }
 
     int64_t kind_of(int64_t num_matched) const {
-        return std::upper_bound(rows_.kind_bounds, rows_.kind_bounds + rows_.num_kinds - 2, num_matched) - rows_.kind_bounds;
+        const int64_t* end = rows_.kind_bounds + rows_.num_kinds - 2;
+        return std::upper_bound(rows_.kind_bounds, end, num_matched) - rows_.kind_bounds;
     }
 
     // Where a row's drafts of a kind are counted: by places, later ones sharing the last.
@@ -263,7 +268,7 @@ class DecodeLoop {
     void keep_drafts(const std::vector<int64_t>& wanting, const int64_t* prices, int64_t num_prices) {
         drafts_.clear();
         for (size_t i = 0; i < wanting.size(); i++) {
-            Run& run = runs_[wanting[i]];
+            Decode& run = runs_[wanting[i]];
             if (!num_prices) run.num_drafts = wanted_[4][i];
             const int64_t kind = kind_of(wanted_[5][i]), counts = counts_of(run.row, kind);
             double chance = 1;
@@ -275,7 +280,8 @@ class DecodeLoop {
                 drafts_.push_back({chance, wanting[i]});
             }
         }
-        std::stable_sort(drafts_.begin(), drafts_.end(), [](const Draft& a, const Draft& b) { return a.chance > b.chance; });
+        const auto is_likelier = [](const Draft& one, const Draft& other) { return one.chance > other.chance; };
+        std::stable_sort(drafts_.begin(), drafts_.end(), is_likelier);
         double gain = 0, most = 0;
         size_t num_kept = 0;
         for (size_t i = 0; i < std::min(drafts_.size(), (size_t)num_prices); i++) {
@@ -292,7 +298,7 @@ class DecodeLoop {
         counts_.resize(num_runs), lengths_.resize(num_runs), chosen_.resize(num_tokens_);
         int64_t longest = 0;
         for (int64_t i = 0; i < num_runs; i++) {
-            const Run& run = runs_[i];
+            const Decode& run = runs_[i];
             counts_[i] = 1 + run.num_drafts, lengths_[i] = run.length + run.num_drafts;
             longest = std::max(longest, lengths_[i]);
             const int32_t* ids = token_ids_of(run.row) + run.length - 1;
@@ -302,12 +308,13 @@ class DecodeLoop {
         const int64_t widest = (longest + rows_.block_size - 1) / rows_.block_size, groups = rows_.num_kv_groups;
         tables_.resize(groups * num_runs * widest);
         for (int64_t i = 0; i < num_runs; i++) {
-            const int32_t* table = rows_.block_tables + runs_[i].row * rows_.table_stride;
+            const int32_t* table = table_of(runs_[i].row);
             for (int64_t group = 0; group < groups; group++)
                 for (int64_t k = 0; k < widest; k++)
                     tables_[(group * num_runs + i) * widest + k] = table[k * groups + group];
         }
-        is_plain_ = std::all_of(runs_.begin(), runs_.end(), [this](const Run& run) { return rows_.temperatures[run.place] == 0; });
+        is_plain_ = std::all_of(
+            runs_.begin(), runs_.end(), [this](const Decode& run) { return rows_.temperatures[run.place] == 0; });
         best_.resize(num_tokens_), best_values_.resize(num_tokens_), finite_.resize(num_tokens_);
         if (!is_plain_) reserve_logits(num_tokens_ * rows_.head_size);
         const Inputs inputs{
@@ -319,7 +326,8 @@ class DecodeLoop {
 
     void reserve_logits(int64_t size) {
         if (size <= num_logits_) return;
-        logits_.reset((float*)std::aligned_alloc(LINE_BYTES, (size * sizeof(float) + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES));
+        const int64_t num_lines = (size * (int64_t)sizeof(float) + LINE_BYTES - 1) / LINE_BYTES;
+        logits_.reset((float*)std::aligned_alloc(LINE_BYTES, num_lines * LINE_BYTES));
         num_logits_ = size;
     }
 
@@ -328,7 +336,7 @@ class DecodeLoop {
         if (is_plain_) return true;
         for (auto& column : columns_) column.clear();
         floats_.clear();
-        for (const Run& run : runs_)
+        for (const Decode& run : runs_)
             for (int64_t offset = 0; offset <= run.num_drafts; offset++) {
                 const int64_t place = run.place, position = run.length - rows_.prompt_lengths[place] + offset;
                 const int64_t values[] = {rows_.top_k[place], rows_.seeds[place], position, rows_.sequence_indexes[place]};
@@ -337,7 +345,7 @@ class DecodeLoop {
             }
         const size_t num_tokens = floats_.size();
         for (const float* column : {rows_.top_p, rows_.min_p})
-            for (const Run& run : runs_) floats_.insert(floats_.end(), 1 + run.num_drafts, column[run.place]);
+            for (const Decode& run : runs_) floats_.insert(floats_.end(), 1 + run.num_drafts, column[run.place]);
         choose(
             executor_->team(), {logits_.get(), num_tokens_, rows_.head_size, floats_.data(), columns_[0].data(),
                                 floats_.data() + num_tokens, floats_.data() + 2 * num_tokens, columns_[1].data(),
@@ -354,7 +362,7 @@ class DecodeLoop {
 
     // Takes the tokens of each run as far as its drafts were right.
     void accept() {
-        for (Run& run : runs_) {
+        for (Decode& run : runs_) {
             Progress& progress = rows_.progress[run.row];
             int32_t* behind = token_ids_of(run.row) + run.length;
             const int64_t* chosen = best_.data() + run.first;
@@ -375,7 +383,7 @@ class DecodeLoop {
     void learn() {
         const int64_t size = rows_.num_kinds * rows_.num_places;
         for (const Proposed& each : proposed_) {
-            const Run& run = runs_[each.run];
+            const Decode& run = runs_[each.run];
             const int64_t of_row = run.row * size, counts = counts_of(run.row, each.kind);
             for (int64_t i = of_row; i < of_row + size; i++) rows_.tried[i] *= rows_.decay, rows_.right[i] *= rows_.decay;
             for (int64_t step = 0; step < std::min(run.num_drafts, run.num_accepted + 1); step++) {
@@ -396,7 +404,7 @@ class DecodeLoop {
         answer_[SAMPLE_SECONDS] = word_of(end - computed);
         answer_[NUM_DRAFTS] = num_tokens_ - (int64_t)runs_.size();
         answer_[NUM_SEQUENCES] = rows_.num_sequences;
-        for (const Run& run : runs_) {
+        for (const Decode& run : runs_) {
             answer_[ANSWER_WORDS + run.place] = 1 + run.num_accepted;
             const int64_t* chosen = best_.data() + run.first;
             answer_.insert(answer_.end(), chosen, chosen + 1 + run.num_accepted);
@@ -411,11 +419,13 @@ class DecodeLoop {
     DecodeRows rows_ = {};
     int64_t last_step_id_ = 0, num_tokens_ = 0;
     bool is_plain_ = false;
-    std::vector<Run> runs_;
+    std::vector<Decode> runs_;
     std::vector<Draft> drafts_;
     std::vector<Proposed> proposed_;
     // Rows that were to start over before this step.
     std::vector<int64_t> undone_;
+    // What stood where blocks were appended.
+    std::vector<int32_t> overwritten_;
     std::vector<int64_t> wanted_[6], columns_[4];
     std::vector<const int32_t*> texts_;
     std::vector<int64_t> counts_, lengths_, chosen_, best_;

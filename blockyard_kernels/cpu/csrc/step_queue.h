@@ -93,8 +93,8 @@ class StepQueue {
     }
 
    private:
-    // Some 30 microseconds: a step that follows at once is not slept for.
-    static constexpr int SPINS = 3000;
+    // Some tens of microseconds: a step that comes at once is not slept for.
+    static constexpr int SPINS = 1000;
 
     void wake() {
         num_ready_.fetch_add(1, std::memory_order_relaxed);

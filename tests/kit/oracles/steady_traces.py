@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_NUM_TOKENS = 8, 160, 80, 8, 64
 MAX_DRAFT_TOKENS, MAX_DRAFT_ROWS = 6, 24
 STOPS = (5, 9, 17)
+NUM_PROMPTS = 24
+# A token whose row of the embedding is not finite, in one of the models.
 SPOILED = 77
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -76,18 +78,29 @@ def make_executor(loaded: RunnableModel) -> StepExecutor:
 class _Sequence:
     """A sequence as the scheduler of a trace knows it."""
 
-    kind: str
+    prompt: tuple[int, ...]
     max_length: int
     block_ids: list[int] = field(default_factory=list)
 
 
-class Trace:
-    """Makes the steps of one epoch; `batch` says how far the sequences have come."""
+def _prompt_of(number: int) -> list[int]:
+    chooser = random.Random(number)
+    return [chooser.randrange(SPOILED) for _ in range(1 + number % 12)]
 
-    def __init__(self, seed: int, epoch: int, batch: InputBatch, num_kv_groups: int) -> None:
+
+class Trace:
+    """Makes the steps of one epoch; `batch` says how far the sequences have come.
+
+    `texts`: what followed a prompt in a trace before; sequences predict it, with lies among it.
+    """
+
+    def __init__(
+        self, seed: int, epoch: int, batch: InputBatch, num_kv_groups: int, texts: dict[tuple[int, ...], list[int]]
+    ) -> None:
         self._chooser = random.Random(seed)
         self._epoch = epoch
         self._batch = batch
+        self._texts = texts
         self._num_kv_groups = num_kv_groups
         self._step_id = 0
         self._next_id = 1
@@ -104,6 +117,8 @@ class Trace:
         gone = [each for each in self._sequences if self._batch.progress(each).ended and chance() < 0.4]
         gone += [each for each in self._sequences if each not in gone and chance() < self._calm / 4]
         for sequence_id in gone:
+            text = tuple(self._batch.token_ids(sequence_id).tolist())
+            self._texts[self._sequences[sequence_id].prompt] = list(text)
             self._free += self._sequences.pop(sequence_id).block_ids
         ids = list(self._sequences)
         if chance() < self._calm / 2:
@@ -142,11 +157,13 @@ class Trace:
         chooser = self._chooser
         sequence_id, self._next_id = self._next_id, self._next_id + 1
         [kind] = chooser.choices(list(KINDS), WEIGHTS)
-        ids = [chooser.randrange(SPOILED) for _ in range(chooser.randint(1, 12))]
+        ids = _prompt_of(chooser.randrange(NUM_PROMPTS))
         max_length = chooser.choice((0, len(ids) + chooser.randint(1, 60), len(ids) + chooser.randint(20, 60)))
-        sequence = self._sequences[sequence_id] = _Sequence(kind, max_length or MAX_MODEL_LEN)
+        sequence = self._sequences[sequence_id] = _Sequence(tuple(ids), max_length or MAX_MODEL_LEN)
         blocks = self._take_blocks(sequence, len(ids))
-        predicted = tuple(chooser.randrange(VOCAB_SIZE) for _ in range(chooser.choice((0, 30))))
+        text = self._texts.get(tuple(ids), []) if chooser.random() < 0.8 else []
+        lies = (SPOILED, *STOPS, chooser.randrange(VOCAB_SIZE))
+        predicted = tuple(chooser.choice(lies) if chooser.random() < 0.1 else each for each in text)
         asked = KINDS[kind] | {"seed": chooser.getrandbits(64), "predicted_token_ids": predicted}
         return NewRow(
             sequence_id,
@@ -174,7 +191,7 @@ class Trace:
         parent = self._chooser.choice(parents)
         child, self._next_id = self._next_id, self._next_id + 1
         mother = self._sequences[parent]
-        twin = self._sequences[child] = _Sequence(mother.kind, mother.max_length)
+        twin = self._sequences[child] = _Sequence(mother.prompt, mother.max_length)
         blocks = self._take_blocks(twin, self._batch.progress(parent).num_tokens + 1)
         return (ForkedRow(parent, child, self._chooser.randrange(9), np.array(blocks, np.int64)),)
 
@@ -221,6 +238,7 @@ class Compared:
     num_in_loop: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    num_again: int = 0
     num_skipped: int = 0
     num_failures: int = 0
     num_refused: int = 0
@@ -238,6 +256,7 @@ class Twins:
         self._steady = SteadySteps(loop)
         self._num_kv_groups = loaded.model.kv_groups.num_groups
         self._epoch = 0
+        self._texts: dict[tuple[int, ...], list[int]] = {}
         self._seen = seen
         self._answers: list[StepOutput] = []
 
@@ -246,7 +265,8 @@ class Twins:
         self._epoch += 1
         for executor in (self._plain, self._looping):
             executor.begin_epoch(self._epoch)
-        trace, chooser = Trace(seed, self._epoch, self._plain.batch, self._num_kv_groups), random.Random(seed)
+        chooser = random.Random(seed)
+        trace = Trace(seed, self._epoch, self._plain.batch, self._num_kv_groups, self._texts)
         answers: list[StepOutput] = []
         flight: list[SteadyStep] = []
         for number in range(num_steps):
@@ -262,6 +282,8 @@ class Twins:
                 self._answers.append(self._looping.execute(step, 0.0))
             if not flight:
                 self._compare(answers, seed)
+                if answers[-1].refusal is not None:
+                    return
                 answers = []
 
     def _run_flight(self, flight: list[SteadyStep]) -> None:
@@ -299,6 +321,7 @@ class Twins:
         seen.num_steps += 1
         seen.num_drafts += answer.num_draft_tokens
         seen.num_accepted += answer.num_accepted_tokens
+        seen.num_again += answer.num_tokens.count(0)
         seen.num_skipped += len(answer.skipped_sequence_ids)
         seen.num_failures += len(answer.failures)
         seen.num_refused += answer.refusal is not None
@@ -340,6 +363,7 @@ def spoil(folder: Path) -> Path:
 def compare(num_traces: int, first_seed: int = 0, num_steps: int = 40, kernels: str = BEST) -> Compared:
     """Runs traces over several models, and returns what they saw."""
     seen = Compared()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         models = [(tiny_model("llama"), torch.float32), (tiny_model("qwen3"), torch.bfloat16)]
         models.append((spoil(Path(folder) / "model"), torch.float32))
