@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from blockyard import AsyncClient
 from tests.kit.chaos.chaos_requests import ChaosRequest
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 FLAGS = ("--dtype", "float32", "--num-device-blocks", "200", "--max-model-len", "512", "--debug-integrity")
 WORKER_FLAGS = ("--num-threads", "1", "--cpu-kernels", BEST, "--worker-metrics-port", "0")
 SAMPLED = {"temperature": 1.0, "seed": 5, "top_p": 0.95, "top_k": 80}
-LENGTH = 120
+LENGTH = 80
 # Answers of steps, of a request that is alone: the first is its prompt's.
-KILLS = (10, 80)
+KILLS = (10, 60)
 
 
 def make_requests() -> list[ChaosRequest]:
     prompts = [[3 + (7 * place + 11 * number) % (VOCAB_SIZE - 3) for place in range(9)] for number in range(2)]
-    options = {"max_tokens": LENGTH, "ignore_eos": True}
+    options: Any = {"max_tokens": LENGTH, "ignore_eos": True, "return_token_ids": True}
     return [
         ChaosRequest(0, "greedy", prompts[0], {**options, "temperature": 0.0}),
         ChaosRequest(1, "sampled", prompts[1], {**options, **SAMPLED}),
@@ -46,6 +47,8 @@ def start(folder: Path, *worker_flags: str) -> Cluster:
     return Cluster(model, folder, replica_sizes=[1], num_gateways=1, scheduler_flags=FLAGS, worker_flags=flags)
 
 
+# Processes start seven times.
+@pytest.mark.timeout(400)
 async def test_a_kill_within_the_loop_costs_a_pause(tmp_path: Path) -> None:
     build_kernels()
     async with start(tmp_path / "plain", "--no-steady-loop") as cluster:
@@ -60,7 +63,7 @@ async def test_a_kill_within_the_loop_costs_a_pause(tmp_path: Path) -> None:
                 await check_all(client, [one], "alone")
             # All decodes but the first ones, which were sent before a loop could begin.
             assert num_in_loop(cluster) > len(known) * (LENGTH - 10)
-            for one, step in product(known, KILLS):
+            for one, step in zip(known, KILLS, strict=True):
                 cluster.arm("worker-0", f"step.before_answer:kill@{step}")
                 cluster.kill("worker-0")
                 await until(lambda: not cluster.members["worker-0"].next_faults)
