@@ -274,16 +274,8 @@ def make_executor(
     if not batch_invariant:
         log.warning("results depend on what runs beside them: see --batch-invariant", kernels=loaded.backend.name)
     fingerprint = _fingerprint(runner, ranks)
-    runner.capture(
-        cache.device_pool,
-        CaptureSizes(
-            request.max_num_batched_tokens,
-            request.max_num_seqs,
-            request.block_size,
-            loaded.config.sliding_window,
-            request.max_model_len,
-        ),
-    )
+    sizes = request.max_num_batched_tokens, request.max_num_seqs, request.block_size
+    runner.capture(cache.device_pool, CaptureSizes(*sizes, loaded.config.sliding_window, request.max_model_len))
     warm_up(runner, cache.device_pool, request.block_size, request.max_num_seqs)
     if may_choose_threads and cache.device_pool.device.type == "cpu":
         num_threads = settle_threads(runner, cache.device_pool, request.block_size, request.max_num_seqs)

@@ -63,6 +63,7 @@ async def test_a_kill_within_the_loop_costs_a_pause(tmp_path: Path) -> None:
                 await check_all(client, [one], "alone")
             # All decodes but the first ones, which were sent before a loop could begin.
             assert num_in_loop(cluster) > len(known) * (LENGTH - 10)
+            await check_all(client, known, "together")
             for one, step in zip(known, KILLS, strict=True):
                 cluster.arm("worker-0", f"step.before_answer:kill@{step}")
                 cluster.kill("worker-0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from worker_service.step import Array
 
     Arrays = tuple[npt.NDArray[np.void], Ids, npt.NDArray[np.int32]]
+
+
+# What is told of BatchLimits, by the names that both have.
+_LIMITS = (
+    *("vocab_size", "block_size", "num_kv_groups", "max_model_len", "max_num_blocks", "max_num_batched_tokens"),
+    *("max_draft_tokens", "max_draft_rows"),
+)
 
 
 def make_steady_rows(
@@ -48,21 +55,12 @@ def make_steady_rows(
         return None
     progress, token_ids, block_tables = arrays
     texts = [each.predicted_token_ids for each in lists]
-    learned = drafts.drafter if drafts is not None else None
     stop_token_ids = requests.stop_token_ids(rows)
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "sequence_index")
     temperatures, top_k, top_p, min_p, seeds, indexes = (np.ascontiguousarray(columns[name]) for name in names)
-    num_kinds, num_places = drafter.PRIOR.shape
     return DecodeRows(
-        vocab_size=limits.vocab_size,
-        block_size=limits.block_size,
-        num_kv_groups=limits.num_kv_groups,
-        max_model_len=limits.max_model_len,
-        max_num_blocks=limits.max_num_blocks,
+        **{name: getattr(limits, name) for name in _LIMITS},
         num_device_blocks=num_device_blocks,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_draft_tokens=limits.max_draft_tokens,
-        max_draft_rows=limits.max_draft_rows,
         progress=progress,
         token_ids=token_ids,
         token_stride=token_ids.shape[1],
@@ -85,14 +83,22 @@ def make_steady_rows(
         sequence_indexes=indexes,
         predicted=np.array([0 if text is None else text.ctypes.data for text in texts], np.int64),
         num_predicted=np.array([0 if text is None else len(text) for text in texts], np.int64),
-        starts_over=drafts.starts_over if drafts is not None else None,
-        tried=learned.tried if learned is not None else None,
-        right=learned.right if learned is not None else None,
-        prior=drafter.PRIOR,
-        kind_bounds=drafter.KIND_BOUNDS,
-        num_kinds=num_kinds,
-        num_places=num_places,
-        prior_weight=drafter.PRIOR_WEIGHT,
-        decay=drafter.DECAY,
-        price_unit=drafter.PER_TOKEN,
+        **_find_drafting(drafts),
     )
+
+
+def _find_drafting(drafts: BatchDrafts | None) -> dict[str, Any]:
+    """Returns the fields about drafts: what is known of all rows' drafts, and the drafter's constants."""
+    num_kinds, num_places = drafter.PRIOR.shape
+    return {
+        "starts_over": None if drafts is None else drafts.starts_over,
+        "tried": None if drafts is None else drafts.drafter.tried,
+        "right": None if drafts is None else drafts.drafter.right,
+        "prior": drafter.PRIOR,
+        "kind_bounds": drafter.KIND_BOUNDS,
+        "num_kinds": num_kinds,
+        "num_places": num_places,
+        "prior_weight": drafter.PRIOR_WEIGHT,
+        "decay": drafter.DECAY,
+        "price_unit": drafter.PER_TOKEN,
+    }
