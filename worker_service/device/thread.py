@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -27,6 +29,18 @@ log = EventLogger(__name__)
 T = TypeVar("T")
 
 
+class StepJob:
+    """A job that executes a step: callbacks may be held until it computes."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def __call__(self) -> None:
+        self._work()
+
+
 class DeviceThread:
     """A thread that runs jobs one after another."""
 
@@ -34,6 +48,9 @@ class DeviceThread:
         self._num_threads = num_threads
         # Unlike queue.Queue it wakes its reader without a lock written in Python.
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._num_jobs = 0
+        # What a job left to be done when the next one computes, with the number of the job.
+        self._held: deque[tuple[int, Callable[[], None]]] = deque()
         self._thread = make_thread(self._run, "device")
         # A second thread that waits for asynchronous work on the device.
         self._launched: queue.SimpleQueue[tuple[Launched, Callable[[], None]]] = queue.SimpleQueue()
@@ -75,6 +92,23 @@ class DeviceThread:
             with suppress(Exception):
                 launched.wait()
             self.post(job)
+
+    def hold(self, callback: Callable[[], None]) -> None:
+        """Calls back when the next step computes, at its end at the latest; at once if no step is the next job.
+
+        Called by a job. A thread that is woken takes Python's lock, which the next step needs until it computes.
+        """
+        self._held.append((self._num_jobs, callback))
+        if self._jobs.empty():
+            self.let_go()
+
+    def let_go(self, before_job: float = inf) -> None:
+        """Calls back what jobs held, or what those before a job did. Called by a step that computes next."""
+        while self._held and self._held[0][0] < before_job:
+            try:
+                self._held.popleft()[1]()
+            except Exception:
+                log.exception("a callback of the device thread failed")
 
     def post(self, job: Callable[[], None]) -> None:
         """Queues a job that reports its result itself."""
@@ -130,10 +164,14 @@ class DeviceThread:
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)
         while (job := self._jobs.get()) is not None:
+            if not isinstance(job, StepJob):
+                self.let_go()
+            self._num_jobs += 1
             try:
                 job()
             except Exception:
                 log.exception("a job of the device thread failed")
+            self.let_go(self._num_jobs)
 
 
 def _nothing() -> None: ...

@@ -153,6 +153,11 @@ class StepExecutor:
         return [*finished, *self.finish_all(), (step, self._refuse(step, refusal, times))]
 
     @property
+    def launches_ahead(self) -> bool:
+        """Whether steps are launched behind unfinished ones."""
+        return self._depth > 1
+
+    @property
     def oldest(self) -> Launched | None:
         """The launched step that will be ready next."""
         return self._launched[0].launched if self._launched else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from worker_service.device.thread import DeviceThread, call_soon
+from worker_service.device.thread import DeviceThread, StepJob, call_soon
 from worker_service.step import Step, StepOutput
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class StepStream:
         self.executor.prepare(step)
         steady = self._steady.read(step, arrival, self._deliver) if self._steady is not None else None
         if steady is None:
-            self._device.post(lambda: self._run(step, arrival))
+            self._device.post(StepJob(lambda: self._run(step, arrival)))
         elif self._steady is not None and not self._steady.push(steady):
-            self._device.post(lambda: self._run_steadily(steady))
+            self._device.post(StepJob(lambda: self._run_steadily(steady)))
 
     def _run(self, step: Step, arrival: float) -> None:
         if not self.is_stopped:
@@ -89,6 +89,7 @@ class StepStream:
         if not self.is_stopped and self._device.may_wait:
             rows = self.executor.steady_rows(first.step)
         if rows is not None and self._steady is not None:
+            self._device.let_go()
             last_step_id, left = self._steady.run(first, rows, lambda: self._device.may_wait)
             self._last_step_id = self.executor.go_on_behind(last_step_id)
         for each in left:
@@ -101,12 +102,20 @@ class StepStream:
     def _tell(self, finished: list[tuple[Step, StepOutput]]) -> None:
         for step, result in finished:
             self._last_step_id = step.step_id
-            if self._steady is not None:
-                self._steady.tell(partial(self._deliver, step, result))
-                continue
-            if not self.executor.is_silent(step, result):
-                self._queue_answer(result)
-            self._on_step(step, result)
+            tell = partial(self._tell_one, step, result)
+            # A launched step leaves Python to others anyway.
+            if self.executor.launches_ahead:
+                tell()
+            else:
+                self._device.hold(tell)
+
+    def _tell_one(self, step: Step, result: StepOutput) -> None:
+        if self._steady is not None:
+            self._steady.tell(partial(self._deliver, step, result))
+            return
+        if not self.executor.is_silent(step, result):
+            self._queue_answer(result)
+        self._on_step(step, result)
 
     def _watch(self) -> None:
         """Finishes launched steps as soon as they are ready, even if no further step comes."""
@@ -199,6 +208,7 @@ class StepStreams:
 
     def open(self, executor: StepExecutor) -> StepStream:
         """Opens a stream. Its first step decides whether it runs: see `StepStream.submit`."""
+        executor.runner.on_compute = self._device.let_go
         stream = StepStream(self, self._device, executor, self._on_step, self._clock)
         if executor.steady is not None:
             executor.steady.attach()
