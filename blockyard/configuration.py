@@ -257,6 +257,7 @@ class WorkerProcessSettings:
     """Settings of a worker process that its scheduler does not choose."""
 
     num_threads: NotNegative = option(0, "threads of a CPU worker; 0: what this model gains from, up to what there is")
+    steady_loop: bool = option(True, "let a CPU worker run decode after decode of the same requests without Python")
     cpu_kernels: str = option(
         "auto",
         "what computes on a CPU: the kernels that a table names for this processor, those of one instruction set "
@@ -295,9 +296,7 @@ class WorkerProcessSettings:
     packed_cache: str = option(
         "", "folder that keeps weights as a worker packs them for its processor, for its next start; empty: none"
     )
-    worker_lora_root: str = option(
-        "", "folder below which AddLora may find LoRA adapters, links resolved; empty: it reads none"
-    )
+    worker_lora_root: str = option("", "folder below which AddLora may find adapters, links resolved; empty: none")
     worker_model_root: str = option(
         "", "folder below which ReloadWeights may find other weights; empty: it reads those of the loaded model alone"
     )

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from blockyard_kernels.decoding import DecodeLoop
     from blockyard_kernels.lora import LoraRows
 
 
@@ -53,6 +54,10 @@ class CapturedStep(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes of its own buffers, once the largest step has run."""
+        ...
+
+    def decode_loop(self) -> DecodeLoop | None:
+        """Makes a loop that replays it without Python; None: it cannot be."""
         ...
 
     def takes(self, step: StepInputs) -> bool:

@@ -97,6 +97,7 @@ class Server:
             clock=clock,
             make_thread=make_thread,
             stages=stages,
+            has_steady_loop=self._settings.steady_loop,
         )
         extensions = load_extensions(self._settings.worker_extension, WorkerView(self.worker))
         self.operations = WorkerOperations(self.worker, extensions)

@@ -45,6 +45,7 @@ from worker_service.models.determinism import determinism_id
 from worker_service.models.loader import RunnableModel, load_model
 from worker_service.runner.dry_runs import measure_decodes, profile, settle_threads, warm_up
 from worker_service.runner.pooling_runner import make_runner
+from worker_service.steps.steady import SteadySteps
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
@@ -255,10 +256,12 @@ def make_executor(
     may_choose_threads: bool,
     ranks: RankSteps | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    has_steady_loop: bool = True,
 ) -> tuple[StepExecutor, CacheInfo]:
     """Allocates the pools, tests whether results depend on the batch, and warms up; raises BlockyardError NEVER_FITS.
 
     `ranks`: the steps of this rank; None for a replica with one worker. `clock`: times the steps.
+    `has_steady_loop`: whether steady steps run without Python where that is possible.
     """
     assert set_up.loaded is not None
     loaded, loras = set_up.loaded, set_up.loras
@@ -271,23 +274,17 @@ def make_executor(
     if not batch_invariant:
         log.warning("results depend on what runs beside them: see --batch-invariant", kernels=loaded.backend.name)
     fingerprint = _fingerprint(runner, ranks)
-    runner.capture(
-        cache.device_pool,
-        CaptureSizes(
-            request.max_num_batched_tokens,
-            request.max_num_seqs,
-            request.block_size,
-            loaded.config.sliding_window,
-            request.max_model_len,
-        ),
-    )
+    sizes = request.max_num_batched_tokens, request.max_num_seqs, request.block_size
+    runner.capture(cache.device_pool, CaptureSizes(*sizes, loaded.config.sliding_window, request.max_model_len))
     warm_up(runner, cache.device_pool, request.block_size, request.max_num_seqs)
     if may_choose_threads and cache.device_pool.device.type == "cpu":
         num_threads = settle_threads(runner, cache.device_pool, request.block_size, request.max_num_seqs)
         log.info("threads chosen", num_threads=num_threads)
     decodes = measure_decodes(runner, cache.device_pool, request) if request.max_draft_tokens else {}
     batch = _make_batch(loaded, request, set_up.grammars, is_alone=ranks is None)
-    executor = StepExecutor(batch, cache, runner, ranks, fingerprint, clock)
+    loop = runner.captured.decode_loop() if has_steady_loop and ranks is None and runner.captured is not None else None
+    steady = SteadySteps(loop) if loop is not None else None
+    executor = StepExecutor(batch, cache, runner, ranks, fingerprint, clock, steady)
     # The objects that exist now live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()

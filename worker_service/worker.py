@@ -130,6 +130,7 @@ class Worker:
         clock: Clock = SYSTEM,
         make_thread: Callable[[int], DeviceThread] = DeviceThread,
         stages: Stages = STAGES,
+        has_steady_loop: bool = True,
     ) -> None:
         """`model_root`, `lora_root`: see `Residency`, `Adapters`.
 
@@ -143,6 +144,7 @@ class Worker:
         self._allowed_device = allowed_device
         self._load_options = load_options
         self._debug = debug
+        self._has_steady_loop = has_steady_loop
         self._clock = clock
         self._stages = stages
         self.residency = Residency(self, model_root)
@@ -299,10 +301,15 @@ class Worker:
             _refuse(wrong_cache_request(request, loaded.config.max_model_len, loaded.model.kv_groups.windows))
             parallel = self._choice().parallel
             ranks = RankSteps(parallel, self.membership.find) if parallel.world_size > 1 else None
-            set_up, chooses = self.set_up, self._may_choose_threads
+            set_up, chooses, loops = self.set_up, self._may_choose_threads, self._has_steady_loop
             executor, cache = await self._thread.run(
                 lambda: self._stages.build_executor(
-                    set_up, request, may_choose_threads=chooses, ranks=ranks, clock=self._clock.perf_counter
+                    set_up,
+                    request,
+                    may_choose_threads=chooses,
+                    ranks=ranks,
+                    clock=self._clock.perf_counter,
+                    has_steady_loop=loops,
                 )
             )
             await self._thread.run(lambda: check_memory(executor, self.set_up.plan))

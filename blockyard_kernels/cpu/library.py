@@ -237,11 +237,11 @@ class Executor:
     """A team of threads that runs ops. Used by one thread at a time."""
 
     def __init__(self, library: ctypes.CDLL, num_threads: int, panel_columns: int) -> None:
-        self._library = library
+        self.library = library
         self.num_threads = num_threads
         self.panel_columns = panel_columns
-        self._handle = library.blockyard_create(num_threads)
-        if not self._handle:
+        self.handle = library.blockyard_create(num_threads)
+        if not self.handle:
             raise TilesRefused("the system refuses the tile registers of AMX to this process")
 
     @property
@@ -251,12 +251,12 @@ class Executor:
 
     def run(self, ops: ctypes.Array[Op], inputs: Inputs) -> None:
         """Runs ops in order over one step."""
-        self._library.blockyard_run(self._handle, ops, len(ops), ctypes.byref(inputs))
+        self.library.blockyard_run(self.handle, ops, len(ops), ctypes.byref(inputs))
 
     def pack(self, rows: npt.NDArray[np.uintp], num_words: int, packed: int) -> None:
         """Lays out rows of `num_words` words in panels. `rows` has the row address of each panel column, or 0."""
         num_panels = len(rows) // self.panel_columns
-        self._library.blockyard_pack(self._handle, rows.ctypes.data, num_panels, num_words, packed)
+        self.library.blockyard_pack(self.handle, rows.ctypes.data, num_panels, num_words, packed)
 
     def pack_int8(self, rows: npt.NDArray[np.uintp], shape: tuple[int, int, int], packed: tuple[int, int, int]) -> None:
         """Quantizes rows and lays them out in panels.
@@ -267,34 +267,34 @@ class Executor:
             packed: the addresses to which words, scales and sums are written.
         """
         num_panels = len(rows) // self.panel_columns
-        self._library.blockyard_pack_int8(self._handle, rows.ctypes.data, num_panels, *shape, *packed)
+        self.library.blockyard_pack_int8(self.handle, rows.ctypes.data, num_panels, *shape, *packed)
 
     def phase_seconds(self) -> list[tuple[int, float]]:
         """Returns the op index and the seconds of each phase of the last run."""
-        size = self._library.blockyard_phase_times(self._handle, None, None, 0)
+        size = self.library.blockyard_phase_times(self.handle, None, None, 0)
         ops, seconds = (ctypes.c_int32 * size)(), (ctypes.c_double * size)()
-        self._library.blockyard_phase_times(self._handle, ops, seconds, size)
+        self.library.blockyard_phase_times(self.handle, ops, seconds, size)
         return list(zip(ops, seconds, strict=True))
 
     def find_finite_rows(self, logits: int, shape: tuple[int, int], finite: int) -> None:
         """Writes a byte for each row: 1 where all its numbers are finite."""
-        self._library.blockyard_find_finite_rows(self._handle, logits, *shape, finite)
+        self.library.blockyard_find_finite_rows(self.handle, logits, *shape, finite)
 
     def apply_masks(self, masks: ctypes.Structure) -> None:
         """Makes tokens impossible: see csrc/sampling.h."""
-        self._library.blockyard_apply_masks(self._handle, ctypes.byref(masks))
+        self.library.blockyard_apply_masks(self.handle, ctypes.byref(masks))
 
     def choose(self, choices: ctypes.Structure) -> None:
         """Chooses tokens: see csrc/sampling.h."""
-        self._library.blockyard_choose(self._handle, ctypes.byref(choices))
+        self.library.blockyard_choose(self.handle, ctypes.byref(choices))
 
     def token_logprobs(self, wanted: ctypes.Structure) -> None:
         """Computes log probabilities of tokens: see csrc/sampling.h."""
-        self._library.blockyard_token_logprobs(self._handle, ctypes.byref(wanted))
+        self.library.blockyard_token_logprobs(self.handle, ctypes.byref(wanted))
 
     def __del__(self) -> None:
-        if self._handle:
-            self._library.blockyard_destroy(self._handle)
+        if self.handle:
+            self.library.blockyard_destroy(self.handle)
 
 
 def op_array(ops: Sequence[Op]) -> ctypes.Array[Op]:

@@ -7,6 +7,7 @@ has several segments if other ranks hold parts of the network: a collective oper
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,19 +16,20 @@ import torch
 
 from blockyard_kernels.arena import ALIGNMENT
 from blockyard_kernels.capture import CaptureSizes, StepInputs, StepOutputs
+from blockyard_kernels.cpu.decode_loop import CpuDecodeLoop, PlanInputs
 from blockyard_kernels.cpu.huge_pages import allocate_huge
 from blockyard_kernels.cpu.library import Executor, Inputs, Joint, Kind, Op, Rows, Scheme, op_array
 from blockyard_kernels.cpu.packed import ELEMENT_TYPES
 from blockyard_kernels.launching import take_last_tokens
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterator
 
     import numpy.typing as npt
     from torch import Tensor
 
     from blockyard_kernels.collectives import Ranks
+    from blockyard_kernels.decoding import DecodeLoop
 
 # Fields of an op that may point into a row of another op's result.
 _READ = ("input", "residual", "low_rank", "expert_ids", "expert_weights", "expert_places")
@@ -108,6 +110,16 @@ class CapturedPlan:
         The system allocates them as they are first used.
         """
         return self._arena.nbytes + self._quantized_bytes + self.executor.attention_bytes
+
+    def decode_loop(self) -> DecodeLoop | None:
+        [segment, *others] = self._segments
+        if others or segment.joint is not None or not self._vocab_size:
+            return None
+        inputs = _address(self._token_ids), _address(self._positions)
+        plan = PlanInputs(
+            ctypes.addressof(segment.ops), len(segment.ops), *inputs, self._sizes.max_num_tokens, self._vocab_size
+        )
+        return CpuDecodeLoop(self.executor.library, plan, self)
 
     def takes(self, step: StepInputs) -> bool:
         return len(step.token_ids) <= self._sizes.max_num_tokens and len(step.chosen) <= self._max_rows

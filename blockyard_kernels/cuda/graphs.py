@@ -185,6 +185,9 @@ class CapturedSteps:
             return bucket is not None
         return sum(each.max_new_tokens > 1 for each in self._captured) < MAX_MIXES
 
+    def decode_loop(self) -> None:
+        """Steps are launched ahead instead."""
+
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
         bucket = self._buckets.find(step)
         assert bucket is not None

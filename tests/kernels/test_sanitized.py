@@ -15,6 +15,7 @@ RUNS = [
         Sanitized("ops", MEMORY, name, "-O0"),
         Sanitized("sampling", MEMORY, name, "-O0"),
         Sanitized("team", THREADS, name, arguments=("10",)),
+        Sanitized("queue", THREADS, name, arguments=("10",)),
     )
 ]
 

@@ -37,20 +37,20 @@ NO_DRAFTS = StepDrafts()
 
 class BatchDrafts:
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
-        self._drafter = drafter
+        self.drafter = drafter
         self._vocab_size = vocab_size
-        # Rows whose last drafts made numbers that are not finite: they compute one token without drafts.
-        self._starts_over = np.zeros(0, np.bool_)
+        self.starts_over = np.zeros(0, np.bool_)
+        """Rows whose last drafts made numbers that are not finite: they compute one token without drafts."""
         self._some_start_over = False
 
     def grow(self, num_rows: int) -> None:
-        self._starts_over = with_rows(self._starts_over, num_rows)
-        self._drafter.grow(num_rows)
+        self.starts_over = with_rows(self.starts_over, num_rows)
+        self.drafter.grow(num_rows)
 
     def begin(self, row: int) -> None:
         """Forgets what was known of a row, which belongs to another sequence now."""
-        self._starts_over[row] = False
-        self._drafter.begin(row)
+        self.starts_over[row] = False
+        self.drafter.begin(row)
 
     def write(
         self, step: Step, step_rows: Array, progress: npt.NDArray[np.void], all_token_ids: Ids, requests: RequestTable
@@ -68,16 +68,16 @@ class BatchDrafts:
         most = np.minimum(step.max_draft_tokens, requests.columns["max_length"][step_rows] - 1 - lengths)
         most *= ~progress["ended"][step_rows]
         if self._some_start_over:
-            most *= ~self._starts_over[step_rows]
-            self._starts_over[step_rows] = False
-            self._some_start_over = bool(self._starts_over.any())
+            most *= ~self.starts_over[step_rows]
+            self.starts_over[step_rows] = False
+            self._some_start_over = bool(self.starts_over.any())
         rows, places = step_rows, (most > 0).nonzero()[0]
         if len(places) < len(most):
             rows, lengths, most = rows[places], lengths[places], most[places]
         if not len(places):
             return NO_DRAFTS
         wanted = DraftRows(all_token_ids, rows, lengths, most, requests.predicted(rows), self._vocab_size)
-        proposal = self._drafter.propose(wanted, requests.grammars(rows), step.draft_prices)
+        proposal = self.drafter.propose(wanted, requests.grammars(rows), step.draft_prices)
         if proposal is None:
             return NO_DRAFTS
         num_drafts = np.zeros(len(step_rows), np.int64)
@@ -118,6 +118,6 @@ class BatchDrafts:
         last_tokens[has_some] = token_ids[counts.cumsum()[has_some] - 1]
         progress["ended"][rows] = failed | (has_some & sampled.are_stops(last_tokens, lengths + counts - 1))
         if not has_some.all():
-            self._starts_over[rows] = ~has_some & ~failed
+            self.starts_over[rows] = ~has_some & ~failed
             self._some_start_over = True
-        self._drafter.learn(proposal, counts[runs.num_drafts > 0] - 1)
+        self.drafter.learn(proposal, counts[runs.num_drafts > 0] - 1)

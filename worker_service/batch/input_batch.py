@@ -7,7 +7,6 @@ its layout until a step differs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,9 @@ from worker_service.batch.forward_batch import (
     find_pooled,
     find_rejections,
 )
+from worker_service.batch.progress import PROGRESS, RowProgress
 from worker_service.batch.row_requests import NO_LENGTH, RequestTable, RowRequests, with_rows
+from worker_service.batch.steady_rows import make_steady_rows
 from worker_service.sampling.sampler import SampleRows
 from worker_service.step import NO_IDS, Array, ForkedRow, NewRow, Step
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from blockyard.errors import BlockyardError
+    from blockyard_kernels.decoding import DecodeRows
     from blockyard_kernels.sampling import Flags
     from worker_service.batch.drafts import StepDrafts
     from worker_service.batch.limits import BatchLimits
@@ -42,31 +44,6 @@ if TYPE_CHECKING:
     from worker_service.grammars.matchers import Grammars, GrammarState, Masks
 
 _NOTHING_FOUND: tuple[tuple[int, ...], Array] = ((), NO_IDS)
-PROGRESS = np.dtype(
-    [
-        # Known ids: prompt and output.
-        ("num_tokens", np.int64),
-        # Tokens whose KV exists.
-        ("num_computed_tokens", np.int64),
-        ("num_blocks", np.int64),
-        # Whether a stop token was sampled or the row failed: such a row computes nothing more.
-        ("ended", np.bool_),
-    ],
-    align=True,
-)
-
-
-@dataclass(slots=True)
-class RowProgress:
-    """The progress of one sequence: the fields of a record PROGRESS."""
-
-    num_tokens: int = 0
-    num_computed_tokens: int = 0
-    num_blocks: int = 0
-    ended: bool = False
-
-    def record(self) -> tuple[int, int, int, bool]:
-        return self.num_tokens, self.num_computed_tokens, self.num_blocks, self.ended
 
 
 class InputBatch:
@@ -91,6 +68,8 @@ class InputBatch:
         self._owners = np.zeros(0, np.int64)
         self._found = _NOTHING_FOUND
         self._layouts = Layouts()
+        # The rows that were last asked for, and whether steps with them may go on without Python.
+        self._steady: tuple[Array, DecodeRows | None] = (NO_IDS, None)
         self._grow(limits.max_num_seqs)
 
     def __len__(self) -> int:
@@ -354,6 +333,16 @@ class InputBatch:
         tables = self._block_tables[rows].reshape(len(rows), -1, num_groups)
         blocks = tables[np.arange(len(rows)), places // size].ravel().astype(np.int64)
         return blocks, (places % size).repeat(num_groups)
+
+    def steady_rows(self, sequence_ids: tuple[int, ...], num_device_blocks: int) -> DecodeRows | None:
+        """Returns the rows of sequences for steps without Python; None: they need it."""
+        if self.takes_ids or not self._rejections.keys().isdisjoint(sequence_ids):
+            return None
+        if self._steady[0] is not (rows := self._find_rows(sequence_ids)):
+            arrays = self._progress, self._token_ids, self._block_tables
+            found = make_steady_rows(rows, arrays, self._requests, self._drafts, self.limits, num_device_blocks)
+            self._steady = rows, found
+        return self._steady[1]
 
     def must_wait(self, step: Step) -> bool:
         """Returns whether a step whose changes were applied needs the tokens of all steps before it on the host."""

@@ -152,6 +152,13 @@ class RequestTable:
         del self._lists[row]
         self.poolings.pop(row, None)
 
+    def lists_of(self, rows: Array) -> list[SequenceLists]:
+        return [self._lists[row] for row in rows.tolist()]
+
+    def stop_token_ids(self, rows: Array) -> Array:
+        """Copies the stop tokens of rows: [n, any], filled up with -1."""
+        return self._stop_token_ids[rows]
+
     def followers_of(self, rows: Array) -> Followers:
         """Returns the states to which the rows' tokens are appended, by place."""
         lists = enumerate(map(self._lists.__getitem__, rows.tolist()))

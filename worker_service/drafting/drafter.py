@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 # Kinds of drafts by the number of ids that stood together before: 2, 3 and 4, 5 to 8, more.
-_KIND_BOUNDS = np.array([3, 5, 9])
+KIND_BOUNDS = np.array([3, 5, 9])
 FORCED = 4
 """The kind of drafts that a grammar forces."""
 # How often a draft is right if all before it in its run are right: by kind, and as the first, second, third and a later
 # one of its kind. Measured on edits of source code; the chance of a later draft is that of a longer match.
-_PRIOR = np.array(
+PRIOR = np.array(
     [
         [0.44, 0.60, 0.60, 0.75],
         [0.60, 0.68, 0.75, 0.85],
@@ -36,9 +36,9 @@ _PRIOR = np.array(
     ]
 )
 # The number of drafts that the prior counts for, and what is left of a row's counts after each of its steps.
-_PRIOR_WEIGHT = 4.0
-_DECAY = 0.97
-_PER_TOKEN = 1000.0
+PRIOR_WEIGHT = 4.0
+DECAY = 0.97
+PER_TOKEN = 1000.0
 """Prices are in thousandths of a token."""
 
 
@@ -72,16 +72,16 @@ class Drafter:
         self._ops = ops
         self._follows_grammars = follows_grammars
         # By row, kind and step: how many drafts were computed with all before them right, and how many were right too.
-        self._tried = np.zeros((0, *_PRIOR.shape))
-        self._right = np.zeros((0, *_PRIOR.shape))
+        self.tried = np.zeros((0, *PRIOR.shape))
+        self.right = np.zeros((0, *PRIOR.shape))
 
     def grow(self, num_rows: int) -> None:
-        new = np.zeros((num_rows - len(self._tried), *_PRIOR.shape))
-        self._tried, self._right = np.concatenate([self._tried, new]), np.concatenate([self._right, new])
+        new = np.zeros((num_rows - len(self.tried), *PRIOR.shape))
+        self.tried, self.right = np.concatenate([self.tried, new]), np.concatenate([self.right, new])
 
     def begin(self, row: int) -> None:
         """Forgets what was known of a row, which belongs to another sequence now."""
-        self._tried[row] = self._right[row] = 0
+        self.tried[row] = self.right[row] = 0
 
     def propose(
         self, wanted: DraftRows, grammars: Sequence[tuple[int, GrammarState]], prices: Integers
@@ -102,8 +102,8 @@ class Drafter:
         if not num_drafts.any():
             return None
         behind = np.arange(num_drafts.max()) - num_forced[:, None]
-        kinds = np.where(behind < 0, FORCED, np.searchsorted(_KIND_BOUNDS, found.num_matched, side="right")[:, None])
-        steps = np.minimum(np.where(behind < 0, np.arange(behind.shape[1]), behind), _PRIOR.shape[1] - 1)
+        kinds = np.where(behind < 0, FORCED, np.searchsorted(KIND_BOUNDS, found.num_matched, side="right")[:, None])
+        steps = np.minimum(np.where(behind < 0, np.arange(behind.shape[1]), behind), PRIOR.shape[1] - 1)
         proposal = Proposal(np.arange(len(num_drafts)), wanted.rows, num_drafts, kinds, steps)
         return proposal.of_some(self._keep(proposal, prices) if len(prices) else num_drafts)
 
@@ -114,12 +114,12 @@ class Drafter:
         since the rows of a step become cheaper in tiles.
         """
         of_row = proposal.rows[:, None], proposal.kinds, proposal.steps
-        right = self._right[of_row] + _PRIOR_WEIGHT * _PRIOR[proposal.kinds, proposal.steps]
-        chances = (right / (self._tried[of_row] + _PRIOR_WEIGHT)).cumprod(1)
+        right = self.right[of_row] + PRIOR_WEIGHT * PRIOR[proposal.kinds, proposal.steps]
+        chances = (right / (self.tried[of_row] + PRIOR_WEIGHT)).cumprod(1)
         exists = np.arange(chances.shape[1]) < proposal.num_drafts[:, None]
         # A run's later draft is no likelier than an earlier one, and stays behind it where both are as likely.
         order = np.argsort(-chances[exists], kind="stable")[: len(prices)]
-        gains = (chances[exists][order] - prices[: len(order)] / _PER_TOKEN).cumsum()
+        gains = (chances[exists][order] - prices[: len(order)] / PER_TOKEN).cumsum()
         if not len(gains) or gains.max() <= 0:
             return np.zeros_like(proposal.num_drafts)
         kept = np.nonzero(exists)[0][order[: gains.argmax() + 1]]
@@ -131,8 +131,8 @@ class Drafter:
         is_right = places < num_right[:, None]
         was_tried = places < np.minimum(proposal.num_drafts, num_right + 1)[:, None]
         of_row = rows[:, None], proposal.kinds, proposal.steps
-        for counts, took_place in ((self._tried, was_tried), (self._right, is_right)):
-            counts[rows] *= _DECAY
+        for counts, took_place in ((self.tried, was_tried), (self.right, is_right)):
+            counts[rows] *= DECAY
             # Later drafts share a place.
             np.add.at(counts, of_row, took_place)
 

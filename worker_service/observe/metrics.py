@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from worker_service.models.loader import RunnableModel
     from worker_service.set_up import SetUp
     from worker_service.step import Step, StepOutput
+    from worker_service.steps.step_executor import StepExecutor
 
 PHASES = ("queue", "cache_operations", "forward", "sample", "stage_wait")
 
@@ -32,6 +33,11 @@ LATE_STEPS = counter(
     "blockyard_worker_late_steps_total",
     "Steps that were launched on a GPU while the one before them ran. The others waited for it: some request in them"
     " wants log probabilities, penalties, bad words or beams, or begins with several sequences. 0 on a CPU.",
+)
+STEADY_STEPS = counter(
+    "blockyard_worker_steady_steps_total",
+    "Steps that a CPU worker ran without Python: decodes of the same sequences as the step before. 0 with"
+    " `--steady-loop off`, on a GPU and in a group.",
 )
 COMPUTED_TOKENS = counter("blockyard_worker_computed_tokens_total", "Tokens of prompts and outputs that got their KV.")
 SAMPLED_TOKENS = counter("blockyard_worker_sampled_tokens_total", "Tokens that were chosen.")
@@ -134,6 +140,7 @@ class WorkerMetrics:
         read(STATE, lambda: _states(state()))
         read(EPOCH, epoch)
         read(LATE_STEPS, lambda: executor.num_late_steps if (executor := set_up().executor) is not None else 0)
+        read(STEADY_STEPS, lambda: _count_steady(set_up().executor))
         read(WEIGHTS, lambda: loaded.parameter_bytes if (loaded := set_up().loaded) is not None else 0)
         read(LOAD_SECONDS, lambda: _load_seconds(set_up().loaded))
         read(POOLS, lambda: _pool_bytes(set_up().cache))
@@ -145,6 +152,10 @@ def _states(now: WorkerState) -> dict[tuple[str, ...], float]:
     # A worker is never in the other two states itself.
     own = (state for state in WorkerState if state not in (WorkerState.UNSPECIFIED, WorkerState.UNREACHABLE))
     return {(state.value,): state is now for state in own}
+
+
+def _count_steady(executor: StepExecutor | None) -> int:
+    return 0 if executor is None or executor.steady is None else executor.steady.num_steps
 
 
 def _load_seconds(loaded: RunnableModel | None) -> dict[tuple[str, ...], float]:

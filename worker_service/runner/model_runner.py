@@ -23,7 +23,7 @@ from worker_service.sampling.sampler import BeamCandidates, Sampled, SampleRows
 from worker_service.step import NOTHING_POOLED, Array, Logprobs, Pooled, PromptPieceLogprobs, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -64,6 +64,8 @@ class ModelRunner:
         # The token that each row of the batch sampled last, int64 on the device.
         self._last_tokens = torch.zeros(0, dtype=torch.int64, device=self.backend.device)
         self._rows_of: tuple[StepLayout, Tensor] | None = None
+        self.on_compute: Callable[[], None] = _nothing
+        """Called when a step computes next, which takes no Python for a while."""
 
     @property
     def depth(self) -> int:
@@ -102,6 +104,7 @@ class ModelRunner:
             if self.captured.takes(inputs):
                 return self._replay(self.captured, inputs, forward_batch, batch, started)
         token_ids = self._to_device(forward_batch.token_ids)
+        self.on_compute()
         hidden = self.model.forward(token_ids, self._plan(forward_batch, batch.limits.block_size, lora), kv_pool)
         if not self.has_head:
             self._synchronize()
@@ -182,6 +185,7 @@ class ModelRunner:
         """Replays a step without log probabilities of prompts; it makes no logits if all rows are plain greedy."""
         layout = forward_batch.layout
         is_plain = not len(layout.beams) and layout.sampled.is_plain_greedy
+        self.on_compute()
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
         if not self.has_head:
@@ -254,3 +258,6 @@ class ModelRunner:
 
     def fingerprint(self) -> str:
         return self.model.fingerprint(self._ranks)
+
+
+def _nothing() -> None: ...

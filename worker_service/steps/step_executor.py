@@ -29,11 +29,13 @@ from worker_service.steps.validation import check_step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard_kernels.decoding import DecodeRows
     from blockyard_kernels.launching import Launched
     from worker_service.batch.forward_batch import ForwardBatch, LateRows
     from worker_service.batch.input_batch import InputBatch
     from worker_service.cache_engine import CacheEngine
     from worker_service.steps.rank_steps import RankSteps
+    from worker_service.steps.steady import SteadySteps
 
 log = EventLogger(__name__)
 
@@ -61,14 +63,19 @@ class StepExecutor:
         ranks: RankSteps | None = None,
         fingerprint: str = "",
         clock: Callable[[], float] = time.perf_counter,
+        steady: SteadySteps | None = None,
     ) -> None:
-        """`ranks`: the steps of this rank; None for a single worker. `fingerprint`: that of the network, in hex."""
+        """`ranks`: the steps of this rank; None for a single worker. `fingerprint`: that of the network, in hex.
+
+        `steady`: the loop of its steady steps; None: it has none.
+        """
         self._clock = clock
         self.batch = batch
         self.cache = cache
         self.fingerprint = fingerprint
         self.runner = runner
         self._ranks = ranks
+        self.steady = steady
         self.epoch = 0
         self._last_step_id = 0
         self._refused: int | None = None
@@ -107,6 +114,18 @@ class StepExecutor:
                 if sequence.sampling.grammar:
                     self.batch.grammars.prepare(sequence.sampling.grammar)
 
+    def steady_rows(self, step: Step) -> DecodeRows | None:
+        """Returns the rows for a loop that begins with this step; None: the step must be executed here."""
+        is_due = step.epoch == self.epoch and step.step_id == self._last_step_id + 1
+        if not is_due or self._refused is not None or self.record is not None:
+            return None
+        return self.batch.steady_rows(step.sequence_ids, self.cache.num_device_blocks)
+
+    def go_on_behind(self, step_id: int) -> int:
+        """Takes note of the last step that the loop has run."""
+        self._last_step_id = step_id
+        return step_id
+
     def submit(self, step: Step, arrival: float) -> list[tuple[Step, StepOutput]]:
         """Executes a step, or launches it behind others. Returns the answers of all steps finished by now, in order.
 
@@ -132,6 +151,11 @@ class StepExecutor:
         except Exception as error:  # noqa: BLE001 - becomes a refusal
             refusal = self._explain(step, error)
         return [*finished, *self.finish_all(), (step, self._refuse(step, refusal, times))]
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether steps are launched behind unfinished ones."""
+        return self._depth > 1
 
     @property
     def oldest(self) -> Launched | None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from worker_service.device.thread import DeviceThread, call_soon
+from worker_service.device.thread import DeviceThread, StepJob, call_soon
 from worker_service.step import Step, StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from blockyard_kernels.launching import Launched
+    from worker_service.steps.steady import SteadyStep
     from worker_service.steps.step_executor import StepExecutor
 
     OnStep = Callable[[Step, StepOutput], None]
@@ -43,6 +45,7 @@ class StepStream:
     ) -> None:
         self.epoch: int | None = None
         self.executor = executor
+        self._steady = executor.steady
         self._streams = streams
         self._on_step = on_step
         self._clock = clock
@@ -69,19 +72,50 @@ class StepStream:
         """Queues a step of the epoch that runs for the device thread."""
         arrival = self._clock()
         self.executor.prepare(step)
-        self._device.post(lambda: self._run(step, arrival))
+        steady = self._steady.read(step, arrival, self._deliver) if self._steady is not None else None
+        if steady is None:
+            self._device.post(StepJob(lambda: self._run(step, arrival)))
+        elif self._steady is not None and not self._steady.push(steady):
+            self._device.post(StepJob(lambda: self._run_steadily(steady)))
 
     def _run(self, step: Step, arrival: float) -> None:
         if not self.is_stopped:
             self._tell(self.executor.submit(step, arrival))
             self._watch()
 
+    def _run_steadily(self, first: SteadyStep) -> None:
+        """Runs a step that is like the one before, and those that follow, without Python as far as that goes."""
+        left, rows = [first], None
+        if not self.is_stopped and self._device.may_wait:
+            rows = self.executor.steady_rows(first.step)
+        if rows is not None and self._steady is not None:
+            self._device.let_go()
+            last_step_id, left = self._steady.run(first, rows, lambda: self._device.may_wait)
+            self._last_step_id = self.executor.go_on_behind(last_step_id)
+        for each in left:
+            self._run(each.step, each.arrival)
+
+    def _deliver(self, step: Step, result: StepOutput) -> None:
+        self._answers.put_nowait(result)
+        self._on_step(step, result)
+
     def _tell(self, finished: list[tuple[Step, StepOutput]]) -> None:
         for step, result in finished:
             self._last_step_id = step.step_id
-            if not self.executor.is_silent(step, result):
-                self._queue_answer(result)
-            self._on_step(step, result)
+            tell = partial(self._tell_one, step, result)
+            # A launched step leaves Python to others anyway.
+            if self.executor.launches_ahead:
+                tell()
+            else:
+                self._device.hold(tell)
+
+    def _tell_one(self, step: Step, result: StepOutput) -> None:
+        if self._steady is not None:
+            self._steady.tell(partial(self._deliver, step, result))
+            return
+        if not self.executor.is_silent(step, result):
+            self._queue_answer(result)
+        self._on_step(step, result)
 
     def _watch(self) -> None:
         """Finishes launched steps as soon as they are ready, even if no further step comes."""
@@ -100,7 +134,10 @@ class StepStream:
             self._tell(self.executor.finish_all())
 
     def _queue_answer(self, answer: StepOutput | BlockyardError | None) -> None:
-        call_soon(self._loop, self._answers.put_nowait, answer)
+        if self._steady is not None:
+            self._steady.tell(partial(self._answers.put_nowait, answer))
+        else:
+            call_soon(self._loop, self._answers.put_nowait, answer)
 
     def answer(self, result: StepOutput) -> None:
         """Answers a step that does not reach the device thread."""
@@ -114,14 +151,19 @@ class StepStream:
     def stop(self, error: BlockyardError | None = None) -> None:
         """Ends the stream with `error` after the running step, and drops the waiting ones."""
         if not self.is_stopped:
-            self.is_stopped = True
+            self._drop_waiting()
             self._device.post(lambda: self._queue_answer(error))
 
     def drain(self) -> None:
         """Drops the waiting steps, and reports the drain after the running step; the scheduler closes the stream."""
-        self.is_stopped = True
+        self._drop_waiting()
         self._device.post(self._finish_all)
         self._device.post(lambda: self._queue_answer(StepOutput(self.epoch or 0, self._last_step_id, draining=True)))
+
+    def _drop_waiting(self) -> None:
+        self.is_stopped = True
+        if self._steady is not None:
+            self._steady.drop()
 
     def end(self, error: BlockyardError) -> None:
         """Ends the stream now, even while the device thread runs a step."""
@@ -145,8 +187,11 @@ class StepStreams:
         on_epoch: Callable[[int], None] = lambda epoch: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Calls `on_step` in the device thread after the answer to each step is queued, and `on_epoch` when an epoch
-        begins. `clock`: that of the executor."""
+        """Calls `on_step` after the answer to each step is queued, and `on_epoch` when an epoch begins.
+
+        All calls of `on_step` come from one thread: the event loop's for an executor with steady steps, else the
+        device's. `clock`: that of the executor.
+        """
         self.epoch = 0
         self._clock = clock
         self._device = device
@@ -163,7 +208,11 @@ class StepStreams:
 
     def open(self, executor: StepExecutor) -> StepStream:
         """Opens a stream. Its first step decides whether it runs: see `StepStream.submit`."""
+        executor.runner.on_compute = self._device.let_go
         stream = StepStream(self, self._device, executor, self._on_step, self._clock)
+        if executor.steady is not None:
+            executor.steady.attach()
+            self._device.interrupt = executor.steady.end
         self._open[stream] = None
         return stream
 
@@ -211,7 +260,8 @@ class StepStreams:
         Returns whether its epoch ran.
         """
         stream.stop()
-        self._open.pop(stream, None)
+        if self._open.pop(stream, stream) is None and stream.executor.steady is not None:
+            stream.executor.steady.detach()
         if not self._open:
             self._all_closed.set()
         if self._running is not stream:

@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from blockyard.errors import BlockyardError, Violation, invalid
-from worker_service.batch.input_batch import InputBatch, RowProgress
+from worker_service.batch.progress import RowProgress
 from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, ForkedRow, NewRow, Step
 from worker_service.steps.new_sequences import NO_SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from worker_service.batch.input_batch import InputBatch
     from worker_service.lora.slots import AdapterSlots
 
 

@@ -1,5 +1,6 @@
 // The C surface of the kernels: one library for each instruction set, with these names.
 #include "arithmetic.h"
+#include "decode_loop.h"
 #include "drafting.h"
 #include "executor.h"
 #include "pack.h"
@@ -74,4 +75,25 @@ void blockyard_choose(void* executor, const Choices* choices) { choose(((Executo
 void blockyard_token_logprobs(void* executor, const TokenLogprobs* wanted) {
     token_logprobs(((Executor*)executor)->team(), *wanted);
 }
+
+// Steps without Python: see decode_loop.h and step_queue.h. Only `run` waits, and belongs to the thread that computes.
+int64_t blockyard_decode_rows_bytes() { return sizeof(DecodeRows); }
+int64_t blockyard_progress_bytes() { return sizeof(Progress); }
+void* blockyard_loop_create(int32_t event) { return new DecodeLoop(event); }
+void blockyard_loop_destroy(void* loop) { delete (DecodeLoop*)loop; }
+void blockyard_loop_open(
+    void* loop, void* executor, const DecodeRows* rows, int64_t last_step_id, const int64_t* record, int64_t size) {
+    ((DecodeLoop*)loop)->set_rows((Executor*)executor, *rows, last_step_id);
+    ((DecodeLoop*)loop)->queue.open(StepWords(record, record + size));
+}
+int64_t blockyard_loop_run(void* loop) { return ((DecodeLoop*)loop)->run(); }
+// Returns how many records are left, whose numbers `left` writes.
+int64_t blockyard_loop_close(void* loop) { return ((DecodeLoop*)loop)->queue.close(); }
+void blockyard_loop_left(void* loop, int64_t* numbers) { ((DecodeLoop*)loop)->queue.left(numbers); }
+int32_t blockyard_loop_push(void* loop, const int64_t* record, int64_t size) {
+    return ((DecodeLoop*)loop)->queue.push(StepWords(record, record + size));
+}
+void blockyard_loop_end(void* loop, int32_t drops) { ((DecodeLoop*)loop)->queue.end(drops); }
+void blockyard_loop_tell(void* loop, int64_t number) { ((DecodeLoop*)loop)->queue.tell(number); }
+int64_t blockyard_loop_take(void* loop, int64_t* words) { return ((DecodeLoop*)loop)->queue.take(words); }
 }

@@ -91,7 +91,11 @@ class Sanitized:
 
 def main() -> None:
     """The program."""
-    runs = [Sanitized("team", sanitizers, "avx2", arguments=("300",)) for sanitizers in (THREADS, MEMORY)]
+    runs = [
+        Sanitized(program, sanitizers, "avx2", arguments=("300",))
+        for program in ("team", "queue")
+        for sanitizers in (THREADS, MEMORY)
+    ]
     for name in supported_instruction_sets():
         runs += [Sanitized("ops", MEMORY, name, arguments=("all",)), Sanitized("ops", THREADS, name)]
         runs += [Sanitized("sampling", MEMORY, name, arguments=("all",)), Sanitized("sampling", THREADS, name)]

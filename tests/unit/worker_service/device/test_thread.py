@@ -15,7 +15,7 @@ import torch
 from blockyard.panics import ExtensionPanic
 from blockyard.service import roots
 from tests.kit.panics import panic
-from worker_service.device.thread import DeviceThread
+from worker_service.device.thread import DeviceThread, StepJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +122,41 @@ async def test_who_gives_up_waiting_disturbs_nobody(device: DeviceThread) -> Non
     gate.set()
     assert await device.run(lambda: 7) == 7
     assert waiting.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("following", "expected"),
+    [
+        (None, ["first", "held", "after"]),
+        ("computes", ["first", "second begins", "held", "second ends", "after"]),
+        ("computes nothing", ["first", "second begins", "second ends", "held", "after"]),
+        ("no step", ["first", "held", "second begins", "second ends", "after"]),
+    ],
+)
+async def test_what_is_held_is_called_when_the_next_step_computes(
+    following: str | None, expected: list[str], device: DeviceThread
+) -> None:
+    said: list[str] = []
+    may_begin = threading.Event()
+
+    def first() -> None:
+        assert may_begin.wait(10)
+        device.hold(lambda: said.append("held"))
+        # What is held is not called within a job but by `hold` and `let_go`.
+        said.insert(0, "first")
+
+    def second() -> None:
+        said.append("second begins")
+        if following == "computes":
+            device.let_go()
+        said.append("second ends")
+
+    device.post(StepJob(first))
+    if following is not None:
+        device.post(second if following == "no step" else StepJob(second))
+    may_begin.set()
+    await device.run(lambda: said.append("after"))
+    assert said == expected
 
 
 async def test_the_loop_turns_while_work_runs(device: DeviceThread) -> None:

@@ -43,6 +43,7 @@ class Gate:
             return execute(step, arrival)
 
         monkeypatch.setattr(executor, "execute", held)
+        monkeypatch.setattr(executor, "steady_rows", lambda _: None)
 
 
 async def until_set(event: threading.Event) -> None:
@@ -105,6 +106,7 @@ async def test_an_unexpected_error_is_a_refusal(worker: WorkerDriver, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(executor.runner, "run", broken)
+        patched.setattr(executor, "steady_rows", lambda _: None)
         error = await steps.refused(sequence_ids=[1], num_new_tokens=[1])
     assert error.reason is Reason.BUG
     assert "secret" not in error.message
