@@ -174,7 +174,7 @@ def _norm_elements(network: DecoderConfig, share: Share) -> Iterator[tuple[Norm,
     for layer in (network.layers[index] for index in share.layers):
         for _ in norms_of(layer.placement):
             yield layer.norm, network.hidden_size
-        attention = layer.attention
+        attention = layer.mixer
         if attention.qk_norm is not None:
             for heads in (attention.num_heads, attention.num_kv_heads):
                 yield attention.qk_norm, attention.head_dim * (heads if attention.norms_whole_rows else 1)
@@ -200,7 +200,7 @@ def _norm_bytes(network: DecoderConfig, share: Share) -> int:
 
 
 def _num_sinks(network: DecoderConfig, share: Share) -> int:
-    return sum(len(share.heads) * network.layers[index].attention.has_sinks for index in share.layers)
+    return sum(len(share.heads) * network.layers[index].mixer.has_sinks for index in share.layers)
 
 
 def _num_positions(network: DecoderConfig) -> int:

@@ -15,7 +15,7 @@ from blockyard.model_config.activation import Activation
 from blockyard.model_config.names import LLAMA_NAMES, Names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from blockyard.model_config.pooling.rule import PoolingRule
     from blockyard.model_config.rotary import RotaryConfig
@@ -128,7 +128,8 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    attention: Attention
+    mixer: Attention
+    """What mixes the rows of a sequence."""
     feed: Mlp | Experts
     norm: Norm
     """The kind of all the layer's norms except `qk_norm`."""
@@ -204,9 +205,14 @@ class DecoderConfig:
         return len(self.layers)
 
     @property
+    def attentions(self) -> Iterator[Attention]:
+        """The attention of each layer that has one."""
+        return (layer.mixer for layer in self.layers)
+
+    @property
     def attention(self) -> Attention:
-        """The first layer's attention; all layers have the same heads and head width."""
-        return self.layers[0].attention
+        """The first attention of any layer; all have the same heads and head width."""
+        return next(self.attentions)
 
     @property
     def num_heads(self) -> int:
@@ -228,7 +234,7 @@ class DecoderConfig:
     @property
     def windows(self) -> tuple[int | None, ...]:
         """For each layer the size of its sliding window; None: full attention."""
-        return tuple(layer.attention.window for layer in self.layers)
+        return tuple(layer.mixer.window for layer in self.layers)
 
     @property
     def sliding_window(self) -> int | None:
@@ -258,5 +264,6 @@ def is_widely_served(config: DecoderConfig) -> bool:
     return (
         config.encoder is None
         and not any(rotary.query_growth for rotary in config.rotaries)
-        and all(isinstance(layer.feed, Mlp) and not layer.attention.norms_turned for layer in config.layers)
+        and all(isinstance(layer.feed, Mlp) for layer in config.layers)
+        and not any(attention.norms_turned for attention in config.attentions)
     )

@@ -80,7 +80,7 @@ def legal_tensor_sizes(config: DecoderConfig) -> tuple[int, ...]:
     vocabulary. If there are more ranks than KV heads, several ranks hold the same KV head.
     """
     # A norm over whole rows would need the features of other ranks.
-    if config.pooling is not None or any(layer.attention.norms_whole_rows for layer in config.layers):
+    if config.pooling is not None or any(attention.norms_whole_rows for attention in config.attentions):
         return (1,)
     most = min(output_leaves(config), down_leaves(config))
     sizes = (1 << power for power in range(most.bit_length()))

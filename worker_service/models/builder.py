@@ -9,7 +9,7 @@ import torch
 
 from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.contract.pooling import PoolingKind
-from blockyard.model_config.decoder_config import Experts, Layer, is_widely_served, norms_of
+from blockyard.model_config.decoder_config import Experts, is_widely_served, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
 from blockyard.model_config.share import Share
@@ -19,6 +19,7 @@ from blockyard_kernels.select import make_arena
 from blockyard_kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec, LogitTransform, QueryKeyNorms
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer, Norms
+from worker_service.models.mixers.attention import AttentionMixer
 from worker_service.models.mlp.mlp import MLP, Feed, MoE
 from worker_service.models.mlp.tensors import ExpertTensors
 from worker_service.models.packed_files import PackedWeights
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.model_config import decoder_config
+    from blockyard.model_config.decoder_config import Attention, Mlp
     from blockyard.model_config.stored_weights import StoredWeights
     from blockyard_kernels.ops import Backend
     from blockyard_kernels.packed import PackedLinear, WeightRows
@@ -272,21 +274,26 @@ class NetworkBuilder(PartReader):
                     for which in norms_of(layer.placement)
                 }
             ),
-            qkv=self._linear(self._qkv(prefix, layer), bias=layer.attention.qkv_bias),
-            qk_norms=self._qk_norms(prefix, layer),
-            output=self._row_parallel(
-                prefix + names.output, self._cuts(layer)[0], self._share.output_leaves, bias=layer.attention.output_bias
-            ),
-            sinks=self._sinks(prefix, layer) if layer.attention.has_sinks else None,
-            feed=self._feed(prefix, layer),
+            mixer=self._attention(prefix, layer.mixer),
+            feed=self._feed(prefix, layer.feed),
         )
 
-    def _feed(self, prefix: str, layer: Layer) -> Feed:
-        feed, inner, leaves = layer.feed, self._cuts(layer)[2], self._share.down_leaves
+    def _attention(self, prefix: str, attention: Attention) -> AttentionMixer:
+        query, output = self._cuts(attention)[0], prefix + self._config.names.output
+        return AttentionMixer(
+            config=attention,
+            qkv=self._linear(self._qkv(prefix, attention), bias=attention.qkv_bias),
+            norms=self._qk_norms(prefix, attention),
+            output=self._row_parallel(output, query, self._share.output_leaves, bias=attention.output_bias),
+            sinks=self._sinks(prefix, attention) if attention.has_sinks else None,
+        )
+
+    def _feed(self, prefix: str, feed: Mlp | Experts) -> Feed:
+        inner, leaves = Cut(feed.inner_features, self._share.mlp), self._share.down_leaves
         if isinstance(feed, Experts):
             return self._mixture(prefix, feed, inner)
         gate_up = self._linear(
-            self._inner(prefix, layer),
+            self._inner(prefix, feed, inner),
             bias=feed.has_bias,
             spec=LinearSpec(gated=feed.is_gated, activation=Activation(feed.activation.value)),
         )
@@ -310,21 +317,19 @@ class NetworkBuilder(PartReader):
         routing = Router(feed.router.top_k, feed.router.renormalises)
         return MoE(Projection(router, (module,)), routing, experts, tensors)
 
-    def _sinks(self, prefix: str, layer: Layer) -> Tensor:
+    def _sinks(self, prefix: str, attention: Attention) -> Tensor:
         part = ((_slice(self._share.heads),),)
-        sinks = self._read(prefix + self._config.names.sinks, layer.attention.num_heads, part=part)
+        sinks = self._read(prefix + self._config.names.sinks, attention.num_heads, part=part)
         return self._keep(sinks.float())
 
-    def _cuts(self, layer: Layer) -> tuple[Cut, Cut, Cut]:
-        """Cuts a layer's queries, its keys or values, and its inner features."""
-        attention, share = layer.attention, self._share
-        query = Cut(attention.num_heads, share.heads, attention.head_dim)
-        key = Cut(attention.num_kv_heads, share.kv_heads, attention.head_dim)
-        return query, key, Cut(layer.feed.inner_features, share.mlp)
+    def _cuts(self, attention: Attention) -> tuple[Cut, Cut]:
+        """Cuts a layer's queries, and its keys or values."""
+        query = Cut(attention.num_heads, self._share.heads, attention.head_dim)
+        return query, Cut(attention.num_kv_heads, self._share.kv_heads, attention.head_dim)
 
-    def _qkv(self, prefix: str, layer: Layer) -> tuple[ProjectionRows, ...]:
-        config, names, attention = self._config, self._config.names, layer.attention
-        query, key, _ = self._cuts(layer)
+    def _qkv(self, prefix: str, attention: Attention) -> tuple[ProjectionRows, ...]:
+        config, names = self._config, self._config.names
+        query, key = self._cuts(attention)
         modules = ((names.query, query), (names.key, key), (names.value, key))
         if names.row_order is RowOrder.HEADS_INTERLEAVED:
             cut = Cut(attention.num_heads, self._share.heads, 3 * attention.head_dim)
@@ -339,9 +344,9 @@ class NetworkBuilder(PartReader):
             for (name, cut), order in zip(modules, [*orders, None], strict=True)
         )
 
-    def _inner(self, prefix: str, layer: Layer) -> tuple[ProjectionRows, ...]:
-        names, inner = self._config.names, self._cuts(layer)[2]
-        gates = ((names.gate, inner),) if layer.feed.is_gated else ()
+    def _inner(self, prefix: str, feed: Mlp, inner: Cut) -> tuple[ProjectionRows, ...]:
+        names = self._config.names
+        gates = ((names.gate, inner),) if feed.is_gated else ()
         return self._columns(prefix, (*gates, (names.up, inner)))
 
     def _columns(self, prefix: str, modules: Sequence[tuple[str, Cut]]) -> tuple[ProjectionRows, ...]:
@@ -360,8 +365,8 @@ class NetworkBuilder(PartReader):
         is_transposed = self._config.names.are_transposed
         return ProjectionRows(name, size, self._config.hidden_size, parts, order=order, is_transposed=is_transposed)
 
-    def _qk_norms(self, prefix: str, layer: Layer) -> QueryKeyNorms | None:
-        attention, names, norm = layer.attention, self._config.names, layer.attention.qk_norm
+    def _qk_norms(self, prefix: str, attention: Attention) -> QueryKeyNorms | None:
+        names, norm = self._config.names, attention.qk_norm
         if norm is None:
             return None
         widths = (attention.head_dim, attention.head_dim)

@@ -19,8 +19,9 @@ from blockyard_kernels.lora import VirtualRows
 from blockyard_kernels.ops import AttentionBatch, Backend, kv_pool_shape
 from blockyard_kernels.shapes import AttentionShape
 from worker_service.models.description import Module, OtherModule, describe_modules, list_modules
-from worker_service.models.layers import DecoderLayer, Embedding, LMHead, SharedVocabulary, StepContext
+from worker_service.models.layers import DecoderLayer, Embedding, LMHead, SharedVocabulary
 from worker_service.models.rotary import PART, rotary_table
+from worker_service.models.step_context import StepContext
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

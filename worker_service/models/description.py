@@ -163,16 +163,16 @@ def _layer_modules(
     for name in ("pre_attention", "post_attention", "pre_feed", "post_feed"):
         match name:
             case "post_attention":
-                yield linear(layer.qkv, heads + key_heads)
-                if layer.qk_norms is not None:
+                yield linear(layer.mixer.qkv, heads + key_heads)
+                if layer.mixer.norms is not None:
                     for which, weight in (
-                        (within_layer.query_norm, layer.qk_norms.query),
-                        (within_layer.key_norm, layer.qk_norms.key),
+                        (within_layer.query_norm, layer.mixer.norms.query),
+                        (within_layer.key_norm, layer.mixer.norms.key),
                     ):
                         yield _whole(prefix + which, "RMSNorm", weight, which, index)
-                if layer.sinks is not None:
-                    yield _sinks(prefix + within_layer.sinks, within_layer.sinks, index, heads, layer.sinks)
-                yield linear(layer.output, heads)
+                if layer.mixer.sinks is not None:
+                    yield _sinks(prefix + within_layer.sinks, within_layer.sinks, index, heads, layer.mixer.sinks)
+                yield linear(layer.mixer.output, heads)
             case "post_feed":
                 if isinstance(layer.feed, MLP):
                     yield linear(layer.feed.gate_up, features)

@@ -1,0 +1,1 @@
+"""What mixes the rows of a sequence in a layer."""
