@@ -84,6 +84,7 @@ def plan(
     sliding_window: int | None,
     device: torch.device,
     num_kv_groups: int = 1,
+    fixed_tables: npt.NDArray[np.integer[Any]] | None = None,
 ) -> AttentionBatch:
     """See `blockyard_kernels.ops.Backend.plan_attention`."""
     check_block_size(block_size)
@@ -95,6 +96,7 @@ def plan(
     last_blocks = np.maximum(lens - 1, 0) // block_size
     fresh = (new > 0) & (lens % block_size > 0) & (last_blocks * block_size >= lens - new)
     sent = upload(positions, device)
+    fixed = np.empty((len(new), 0), np.int64) if fixed_tables is None else np.asarray(fixed_tables, np.int64)
 
     def make(kv_group: int, others: tuple[AttentionBatch, ...] = ()) -> AttentionBatch:
         own = tables[kv_group * len(new) : (kv_group + 1) * len(new)]
@@ -109,6 +111,7 @@ def plan(
             block_size=block_size,
             sliding_window=sliding_window,
             kv_group=kv_group,
+            fixed_tables=fixed,
             others=others,
         )
 
@@ -128,8 +131,10 @@ class AttentionPlanning:
         block_size: int,
         sliding_window: int | None = None,
         num_kv_groups: int = 1,
+        fixed_tables: npt.NDArray[np.integer[Any]] | None = None,
     ) -> AttentionBatch:
-        return plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device, num_kv_groups)
+        sizes = block_size, sliding_window, self.device, num_kv_groups
+        return plan(num_new_tokens, seq_lens, block_tables, *sizes, fixed_tables)
 
 
 def make_waves(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from blockyard_kernels.collectives import Collectives
     from blockyard_kernels.ops import Backend, PackedLinear
-    from worker_service.models.mixers.attention import AttentionMixer
+    from worker_service.models.mixers import Mixer
     from worker_service.models.mlp.mlp import Feed
     from worker_service.models.projections import Projection
     from worker_service.models.step_context import StepContext
@@ -73,7 +73,7 @@ class DecoderLayer:
     index: int
     config: Layer
     norms: Norms
-    mixer: AttentionMixer
+    mixer: Mixer
     feed: Feed
 
     @property

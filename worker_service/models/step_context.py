@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from blockyard.model_config.state import StatePlan
     from blockyard_kernels.lora import LoraRows
     from blockyard_kernels.ops import AttentionBatch, Backend
     from blockyard_kernels.shapes import AttentionShape
@@ -25,6 +26,9 @@ class StepContext:
     shape: AttentionShape
     places: Sequence[tuple[int, int]]
     """The KV group of each layer, and the layer's index within that group."""
+
+    states: StatePlan | None = None
+    """Where the states of recurrent layers lie; None: no layer of this rank has one."""
 
     @property
     def lora(self) -> LoraRows | None:

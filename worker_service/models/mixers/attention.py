@@ -42,4 +42,7 @@ class AttentionMixer:
         qkv = backend.linear(normed, self.qkv.packed, lora=context.lora)
         query = backend.rotary_and_cache(qkv, rotary, batch, pool, place, shape, self.norms)
         attended = backend.paged_attention(query, batch, pool, place, shape, config.window, self.sinks)
+        if config.gates_output:
+            width = shape.num_heads * shape.head_dim
+            attended = backend.gate(attended, qkv[:, width : 2 * width])
         return backend.linear(attended, self.output.packed, lora=context.lora)
