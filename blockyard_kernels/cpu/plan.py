@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # Fields of an op that may point into a row of another op's result.
 _READ = ("input", "residual", "low_rank", "expert_ids", "expert_weights", "expert_places")
 _WRITTEN = ("output", "total")
+# Ops that mix the rows of a sequence.
+_MIXERS = (Kind.ATTENTION, Kind.CONVOLVE, Kind.MIX)
 _JOINTS = frozenset(Joint)
 _DTYPES = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
 
@@ -132,6 +134,8 @@ class CapturedPlan:
             _address(finite),
             _address(self._positions),
             None if step.lora is None else _address(step.lora.slots),
+            None if step.fixed_tables is None else _address(step.fixed_tables),
+            0 if step.fixed_tables is None else step.fixed_tables.shape[1],
         )
         for segment in self._segments:
             self.executor.run(segment.ops, inputs)
@@ -195,11 +199,11 @@ def _quantized_row_bytes(op: Op) -> int:
 
 
 def _prune(ops: list[Op], recording: Recording) -> list[Op]:
-    """Restricts the ops after the last attention to the chosen rows, since nothing reads the results of other rows.
+    """Restricts the ops after the last one that mixes rows to the chosen rows: nothing reads what others become.
 
     Results of earlier ops are gathered first.
     """
-    last = max(index for index, op in enumerate(ops) if op.kind == Kind.ATTENTION)
+    last = max(index for index, op in enumerate(ops) if op.kind in _MIXERS)
     earlier = {address for op in ops[: last + 1] for address in _addresses(op, (*_READ, *_WRITTEN))}
     gathered: dict[int, int] = {}
     rest: list[Op] = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blockyard.model_config.state import StateUnits
     from blockyard_kernels.ops import AttentionBatch
 
-UNIT_COLUMNS = 16
+UNIT_COLUMNS = 32
 """A head's matrix is stored as [D / UNIT_COLUMNS, N, UNIT_COLUMNS]."""
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Multimodal positions have three parts, which are equal in a text-only prompt.
 _KINDS = {**COMMON_KINDS, "mrope": "default"}
-_STATE_COLUMNS = 16
+_STATE_COLUMNS = 32
 
 
 def qwen3_5(fields: Fields) -> DecoderConfig:
