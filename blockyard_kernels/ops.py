@@ -41,6 +41,10 @@ BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]
 BlockPairs = Sequence[tuple[int, int]]
 
 
+def _no_tables() -> npt.NDArray[np.int64]:
+    return np.zeros((0, 0), np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBatch:
     """A step's attention metadata, shared by all layers. `Backend.plan_attention` makes it; it is never changed."""
@@ -68,6 +72,8 @@ class AttentionBatch:
     """A cache of the backend: schedules that the first layer makes and later layers reuse."""
     lora: LoraRows | None = None
     """The LoRA slots of the rows; None: no row has an adapter."""
+    fixed_tables: npt.NDArray[np.int64] = field(default_factory=_no_tables)
+    """[S, F]: the fixed blocks of each sequence, which hold its state; F is 0 if layers have none."""
 
     @property
     def num_tokens(self) -> int:
@@ -136,6 +142,7 @@ class Backend(Protocol):
         block_size: int,
         sliding_window: int | None = None,
         num_kv_groups: int = 1,
+        fixed_tables: npt.NDArray[np.integer[Any]] | None = None,
     ) -> AttentionBatch:
         """Makes a step's attention metadata.
 
@@ -147,7 +154,8 @@ class Backend(Protocol):
                 Ids of blocks that lie completely before the sliding window of a group's layers are not read.
             block_size: tokens of a block, one of BLOCK_SIZES.
             sliding_window: number of keys that a query sees, with its own, in layers that have a window; None: all.
-            num_kv_groups: number of groups of layers, each of which has its own block tables.
+            num_kv_groups: number of groups of layers, each of which has its own block tables; 0: there is no attention.
+            fixed_tables: [S, F] ids of the blocks with each sequence's state; None: layers have none.
 
         Raises:
             ValueError: the lengths are inconsistent, or the block size is not in BLOCK_SIZES.

@@ -166,6 +166,8 @@ class Inputs(ctypes.Structure):
         ("finite", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("lora_slots", ctypes.c_void_p),
+        ("fixed_tables", ctypes.c_void_p),
+        ("fixed_stride", ctypes.c_int64),
     )
 
 

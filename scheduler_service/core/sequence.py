@@ -55,6 +55,8 @@ class Sequence:
         "block_ids",
         "error",
         "finish_reason",
+        "fixed_host",
+        "fixed_ids",
         "forked_from",
         "group",
         "grow_at",
@@ -113,6 +115,9 @@ class Sequence:
         # prefill that a group with a window has no block yet.
         self.block_ids: list[int] = []
         self.host_blocks: dict[int, int] = {}  # place in the table: host block
+        # Blocks that it has from its beginning to its end, on the device or on the host: see FixedBlocks.
+        self.fixed_ids: list[int] = []
+        self.fixed_host: list[int] = []
         self.grow_at = 0  # when num_scheduled is this, a decode needs a new block or a copy
         self.block_hashes: list[bytes] = []  # of full blocks, as far as they were needed
         self.publish_at = 0  # when num_computed is this, another block is full
@@ -209,6 +214,7 @@ class Group:
     __slots__ = (
         "arrived_at",
         "beams",
+        "is_prefilled",
         "max_length",
         "num_cached_tokens",
         "prompt_logprobs",
@@ -222,6 +228,7 @@ class Group:
         self.max_length = max_length
         self.arrived_at = arrived_at
         self.num_cached_tokens = 0
+        self.is_prefilled = False  # and its owner knows
         self.prompt_logprobs: list[Any] = []
         self.sequences = [Sequence(first_sequence_id + index, index, self) for index in range(spec.n)]
         self.sequences[0].token_ids = list(spec.prompt_token_ids)

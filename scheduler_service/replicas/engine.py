@@ -333,6 +333,7 @@ def make_core_config(
         weights_version=weights_version,
         whole_prompts=whole_prompts,
         kv_windows=cache.kv_windows,
-        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
+        num_state_blocks=cache.num_state_blocks,
+        **configuration.speculation.find_limits(configuration.parallel, cache.num_state_blocks)._asdict(),
         prices_drafts=configuration.speculation.speculation == "auto",
     )

@@ -254,6 +254,10 @@ class DecoderModel:
         pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
         return self.forward(token_ids, batch, pool)
 
+    def count_state_blocks(self, block_bytes: int) -> int:
+        """Counts the blocks that hold the state of a sequence on this rank; 0: no layer has a state."""
+        return 0
+
     def modules(self) -> list[Module | OtherModule]:
         """Lists this rank's modules in the order of a step; None while the weights are dropped."""
         return list_modules(self.config, self.share, self.names, self._beginning, self.layers, self._ending)

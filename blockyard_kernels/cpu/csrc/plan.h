@@ -125,4 +125,6 @@ struct Inputs {
     uint8_t* finite;                // [R]: 1 where all logits are finite
     int64_t* positions;             // [T]: written, each row's position
     const int32_t* lora_slots;      // [T]: the slot of each row's adapter, below 0: none; or null: none has one
+    const int32_t* fixed_tables;    // [S, fixed_stride]: the blocks of each sequence's state; or null: none has one
+    int64_t fixed_stride;
 };

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.blocks.fixed import FixedBlocks
 from scheduler_service.core.blocks.host_tier import HostTier
 from scheduler_service.core.blocks.prefix_lookup import Prefix, PrefixLookup
 from scheduler_service.core.blocks.swapping import Swapping
@@ -38,6 +40,7 @@ class BlockManager:
         "_tier",
         "block_size",
         "device",
+        "fixed",
         "groups",
         "has_windows",
         "host",
@@ -55,19 +58,22 @@ class BlockManager:
         self._last_places = range(-self.num_groups, 0)
         self.device = BlockPool(config.num_device_blocks, first_block=1)
         self.num_watermark = int(config.watermark * self.device.num_usable)
-        caches = config.enable_prefix_caching and not config.whole_prompts
+        # A prefix is of no use without the state behind it.
+        caches = config.enable_prefix_caching and not config.whole_prompts and not config.num_state_blocks
         self._tier = HostTier(config.num_host_blocks, caches=caches and config.enable_host_prefix_cache)
         self.host = self._tier.pool
         self._prefixes = PrefixLookup(self.groups, self.device, self._tier, costs, is_enabled=caches)
         self._prefixes.weights_version = config.weights_version
         self.windows = WindowBlocks(self.groups, self.device, self.host, self._prefixes, self._allocate)
-        self._swapping = Swapping(self.windows, self.device, self._tier, self._prefixes, self._allocate)
+        self.fixed = FixedBlocks(config.num_state_blocks, self.device, self._tier, self._allocate)
+        self._swapping = Swapping(self.windows, self.fixed, self.device, self._tier, self._prefixes, self._allocate)
         self.usage = BlockUsage(self.device)
         self._held_device: dict[int, int] = {}
 
     def reset(self) -> None:
         self.device.reset()
         self._tier.reset()
+        self.fixed.reset()
         self._held_device.clear()
 
     def reset_prefix_cache(self) -> CacheReset:
@@ -80,7 +86,9 @@ class BlockManager:
         )
 
     def settle(self, step: StepBuilder) -> None:
-        """Releases the blocks that only the cache operations of a complete step held."""
+        """Adds the last cache operations to a complete step, and releases the blocks that only operations held."""
+        if self.fixed.num_blocks:
+            self.fixed.settle(step)
         for block, count in self._held_device.items():
             for _ in range(count):
                 self.device.release(block)
@@ -135,9 +143,10 @@ class BlockManager:
         return max(self.num_watermark, num_running * self.num_groups) if sequence.is_known else self.num_watermark
 
     def count_beside(self, sequence: Sequence, num_running: int) -> int:
-        """Returns `count_spare`, and the blocks of the next token of each sequence of its group."""
+        """Returns `count_spare`, the blocks of the next tokens of its group, and the fixed ones of children."""
         grows = num_running and sequence.group.spec.pooling is None
-        num_next = sequence.group.num_rows * self.num_groups if grows else 0
+        num_rows = sequence.group.num_rows
+        num_next = num_rows * self.num_groups + (num_rows - 1) * self.fixed.num_blocks if grows else 0
         return self.count_spare(sequence, num_running) + num_next
 
     def count_missing(self, sequence: Sequence) -> int:
@@ -148,16 +157,16 @@ class BlockManager:
         return -(-len(sequence.token_ids) // self.block_size)
 
     def count_cached_tokens(self, sequence: Sequence) -> int:
-        return len(self._prefixes.find(sequence).block_ids) // self.num_groups * self.block_size
+        return self.groups.count_full(self._prefixes.find(sequence).block_ids) * self.block_size
 
     def _count_needed(self, prefix: Prefix, num_blocks: int) -> int:
-        """Counts the free blocks that this prefix, the remaining blocks and a copy of a shared last block take."""
-        references, num_found = self.device.references, len(prefix.block_ids) // self.num_groups
+        """Counts the free blocks that this prefix, the other blocks and a copy of a shared last block take."""
+        references, num_found = self.device.references, self.groups.count_full(prefix.block_ids)
         num_free_hits = sum(block > 0 and not references[block] for block in prefix.block_ids)
         num_ready = self.groups.count_ready(num_found, num_found, num_blocks)
         num_filled = sum((num_ready if window else num_blocks) - num_found for window in self.groups.windows)
         num_copies = len(prefix.find_shared(num_blocks * self.num_groups, self.num_groups))
-        return num_free_hits + num_filled + len(prefix.host_blocks) + num_copies
+        return num_free_hits + num_filled + len(prefix.host_blocks) + num_copies + self.fixed.num_blocks
 
     def _take(self, sequence: Sequence, prefix: Prefix, num_blocks: int, step: StepBuilder) -> None:
         table, host_blocks = prefix
@@ -166,7 +175,7 @@ class BlockManager:
                 self.device.share(block)
         for block in host_blocks.values():
             self._tier.read(block)
-        num_tokens, num_groups, num_found = len(sequence.token_ids), self.num_groups, len(table) // self.num_groups
+        num_tokens, num_groups, num_found = len(sequence.token_ids), self.num_groups, self.groups.count_full(table)
         num_cached = min(num_found * self.block_size, num_tokens - 1)
         for place in prefix.find_shared(num_blocks * num_groups, num_groups):
             table[place] = self._copy(table[place], step)
@@ -183,8 +192,10 @@ class BlockManager:
             for window in self.groups.windows:
                 table.append(0 if window and index >= num_ready else self._allocate())
         sequence.block_ids = table
+        if self.fixed.num_blocks:
+            self.fixed.take(sequence)
         sequence.num_found, sequence.num_ready = num_found, num_ready
-        sequence.grow_at = num_blocks * self.block_size
+        sequence.grow_at = self.groups.count_slots(len(table))
         sequence.num_scheduled = sequence.num_computed = num_cached
         is_watched = self._prefixes.is_enabled or self.has_windows
         sequence.publish_at = (num_full + 1) * self.block_size if is_watched else sys.maxsize
@@ -194,7 +205,7 @@ class BlockManager:
     def grow(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Makes the next token's slots writable, by new blocks or copies of shared ones. False: no block is free."""
         table, num_groups = sequence.block_ids, self.num_groups
-        capacity = len(table) // num_groups * self.block_size
+        capacity = len(table) // num_groups * self.block_size if num_groups else sys.maxsize
         if sequence.num_scheduled == capacity:
             if self.device.num_free < num_groups:
                 return False
@@ -217,7 +228,7 @@ class BlockManager:
 
         The last block is the sequence's own: a decode is scheduled in it.
         """
-        capacity = len(sequence.block_ids) // self.num_groups * self.block_size
+        capacity = self.groups.count_slots(len(sequence.block_ids))
         end = sequence.num_scheduled + num_tokens
         while capacity < end and self.device.num_free - self.num_groups >= num_spare:
             for _ in self._last_places:
@@ -239,7 +250,7 @@ class BlockManager:
         return destination
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Starts a child at its parent's position, with the same blocks."""
+        """Starts a child at its parent's position, with the same blocks. There must be room for its fixed ones."""
         for block in filter(None, parent.block_ids):
             self.device.share(block)
         child.token_ids = parent.token_ids.copy()
@@ -250,6 +261,8 @@ class BlockManager:
         child.publish_at = parent.publish_at
         child.num_ready = parent.num_ready
         parent.grow_at = child.grow_at = parent.num_scheduled
+        if self.fixed.num_blocks:
+            self.fixed.fork(parent, child)
 
     # Content
 
@@ -276,6 +289,8 @@ class BlockManager:
                 self.device.release(block)
         for block in sequence.host_blocks.values():
             self.host.release(block)
+        if self.fixed.num_blocks:
+            self.fixed.free(sequence)
         sequence.block_ids = []
         sequence.host_blocks = {}
         sequence.num_ready = 0
@@ -313,16 +328,17 @@ class BlockUsage:
     def count_own(self, sequence: Sequence) -> int:
         """Counts the device blocks that only this sequence holds."""
         references = self._device.references
-        return sum(references[block] == 1 for block in sequence.block_ids)
+        return sum(references[block] == 1 for block in chain(sequence.block_ids, sequence.fixed_ids))
 
     def may_free(self, sequences: Many[Sequence], num_blocks: int) -> bool:
         """Whether at least `num_blocks` device blocks would be free without these sequences. Shared ones stay held."""
         num_free = self._device.num_free
-        if num_free + sum(len(sequence.block_ids) for sequence in sequences) < num_blocks:
+        num_held = sum(len(sequence.block_ids) + len(sequence.fixed_ids) for sequence in sequences)
+        if num_free + num_held < num_blocks:
             return False
         num_holders = Counter[int]()
         for sequence in sequences:
-            for block in filter(None, sequence.block_ids):
+            for block in filter(None, chain(sequence.block_ids, sequence.fixed_ids)):
                 num_holders[block] += 1
                 num_free += num_holders[block] == self._device.references[block]
             if num_free >= num_blocks:

@@ -59,8 +59,9 @@ class Answers:
 
     def _report_prefills(self, step: StepInFlight, updates: dict[str, OwnerUpdate]) -> None:
         for group in step.completed:
-            if group.is_finished:
+            if group.is_finished or group.is_prefilled:
                 continue
+            group.is_prefilled = True
             update = updates.setdefault(group.spec.owner, OwnerUpdate())
             update.prefilled.append(Prefill(group.sequences[0].sequence_id, group.num_cached_tokens))
             self._totals.num_prompt_tokens += group.prompt_length

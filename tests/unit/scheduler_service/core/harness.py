@@ -102,6 +102,7 @@ def _worker_of(config: CoreConfig) -> ModelWorker:
         max_draft_tokens=config.max_draft_tokens,
         max_draft_rows=config.max_draft_rows,
         drafter=HostileDrafter() if config.max_draft_tokens else None,
+        num_state_blocks=config.num_state_blocks,
     )
 
 
