@@ -133,7 +133,8 @@ class CoreConfig:
     - `kv_windows`: for each KV group the number of keys that a query sees; 0: all, which `whole_prompts` needs. Empty
       for a model without attention.
     - `num_state_blocks`: the fixed blocks of a sequence, for layers with a state; 0: none, as with `whole_prompts` and
-      with drafts.
+      with drafts. `state_snapshot_tokens`: at multiples of this many tokens states are kept for the prefix cache; 0: no
+      prefix is cached. Rounded up to whole blocks.
     - `max_draft_tokens`, `max_draft_rows`: most tokens that the worker drafts for one sequence and in a whole step; 0:
       none, as with several virtual engines.
     - `prices_drafts`: the worker is told what drafts cost, and none are allowed that cannot pay.
@@ -169,13 +170,14 @@ class CoreConfig:
     max_draft_rows: int = 0
     prices_drafts: bool = False
     num_state_blocks: int = 0
+    state_snapshot_tokens: int = 0
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
         wrong = [name for name in (*positive, "num_virtual_engines") if getattr(self, name) < 1]
         not_negative = ("num_host_blocks", "max_prefill_chunk", "target_step_seconds", "aging_seconds")
         not_negative += ("max_loras", "lora_patience_seconds", "max_draft_tokens", "max_draft_rows")
-        not_negative += ("num_state_blocks",)
+        not_negative += ("num_state_blocks", "state_snapshot_tokens")
         wrong += [name for name in not_negative if not getattr(self, name) >= 0]
         if self.num_device_blocks < 2:
             wrong.append("num_device_blocks")
@@ -212,6 +214,12 @@ class CoreConfig:
         num_tokens = window + max(2, self.num_virtual_engines) * piece + num_decoded
         num_ahead = -(-num_tokens // self.block_size) + 2
         return KvBlockGroups(self.block_size, self.kv_windows, num_ahead, self.num_state_blocks)
+
+    @property
+    def snapshot_distance(self) -> int:
+        """The tokens between two snapshots of a state, in whole blocks; 0: there are none."""
+        num_tokens = self.state_snapshot_tokens if self.num_state_blocks else 0
+        return -(-num_tokens // self.block_size) * self.block_size
 
     @property
     def num_slack_tokens(self) -> int:

@@ -143,10 +143,10 @@ def _check_blocks(live: list[Sequence], blocks: BlockManager) -> None:
     assert not any(map(blocks.device.is_published, fixed)), "a fixed block is found by a hash"
     tables = {block for sequence in live for block in sequence.block_ids if block}
     assert len({*fixed, *tables}) == len(fixed) + len(tables), "a fixed block has two holders"
-    held = chain(fixed, blocks.fixed.held_sources)
+    held = chain(fixed, blocks.fixed.held_sources, blocks.snapshots.held)
     blocks.device.check(_count(chain(held, (block for sequence in live for block in sequence.block_ids if block))))
     on_host = chain.from_iterable(chain(sequence.host_blocks.values(), sequence.fixed_host) for sequence in live)
-    blocks.host.check(_count(on_host))
+    blocks.host.check(_count(chain(on_host, blocks.spilled)))
 
 
 def _count(blocks: Iterable[int]) -> dict[int, int]:

@@ -53,6 +53,7 @@ class Sequence:
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "decode_snapshot",
         "error",
         "finish_reason",
         "fixed_host",
@@ -80,6 +81,7 @@ class Sequence:
         "score",
         "sequence_id",
         "sequence_index",
+        "snapshots",
         "status",
         "stop_from",
         "stop_token_ids",
@@ -118,6 +120,9 @@ class Sequence:
         # Blocks that it has from its beginning to its end, on the device or on the host: see FixedBlocks.
         self.fixed_ids: list[int] = []
         self.fixed_host: list[int] = []
+        # Positions at which its state will be copied, and the last one of these behind its prefill: see Snapshots.
+        self.snapshots: list[int] = []
+        self.decode_snapshot = 0
         self.grow_at = 0  # when num_scheduled is this, a decode needs a new block or a copy
         self.block_hashes: list[bytes] = []  # of full blocks, as far as they were needed
         self.publish_at = 0  # when num_computed is this, another block is full

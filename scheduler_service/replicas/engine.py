@@ -334,6 +334,7 @@ def make_core_config(
         whole_prompts=whole_prompts,
         kv_windows=cache.kv_windows,
         num_state_blocks=cache.num_state_blocks,
+        state_snapshot_tokens=configuration.cache.state_snapshot_tokens,
         **configuration.speculation.find_limits(configuration.parallel, cache.num_state_blocks)._asdict(),
         prices_drafts=configuration.speculation.speculation == "auto",
     )

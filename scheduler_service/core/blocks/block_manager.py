@@ -18,11 +18,13 @@ from scheduler_service.core.blocks.block_pool import BlockPool
 from scheduler_service.core.blocks.fixed import FixedBlocks
 from scheduler_service.core.blocks.host_tier import HostTier
 from scheduler_service.core.blocks.prefix_lookup import Prefix, PrefixLookup
+from scheduler_service.core.blocks.snapshots import Snapshots
 from scheduler_service.core.blocks.swapping import Swapping
 from scheduler_service.core.blocks.windows import WindowBlocks
 from scheduler_service.core.values import BlockPair, CacheReset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Sequence as Many
 
     from scheduler_service.core.config import CoreConfig
@@ -46,6 +48,7 @@ class BlockManager:
         "host",
         "num_groups",
         "num_watermark",
+        "snapshots",
         "usage",
         "windows",
     )
@@ -58,14 +61,19 @@ class BlockManager:
         self._last_places = range(-self.num_groups, 0)
         self.device = BlockPool(config.num_device_blocks, first_block=1)
         self.num_watermark = int(config.watermark * self.device.num_usable)
+        caches = config.enable_prefix_caching and not config.whole_prompts
         # A prefix is of no use without the state behind it.
-        caches = config.enable_prefix_caching and not config.whole_prompts and not config.num_state_blocks
+        distance = config.snapshot_distance if caches else 0
+        caches = caches and (distance > 0 or not config.num_state_blocks)
         self._tier = HostTier(config.num_host_blocks, caches=caches and config.enable_host_prefix_cache)
         self.host = self._tier.pool
-        self._prefixes = PrefixLookup(self.groups, self.device, self._tier, costs, is_enabled=caches)
+        self._prefixes = PrefixLookup(
+            self.groups, self.device, self._tier, costs, is_enabled=caches, snapshot_distance=distance
+        )
         self._prefixes.weights_version = config.weights_version
         self.windows = WindowBlocks(self.groups, self.device, self.host, self._prefixes, self._allocate)
         self.fixed = FixedBlocks(config.num_state_blocks, self.device, self._tier, self._allocate)
+        self.snapshots = Snapshots(distance, self.device, self._prefixes, self._allocate)
         self._swapping = Swapping(self.windows, self.fixed, self.device, self._tier, self._prefixes, self._allocate)
         self.usage = BlockUsage(self.device)
         self._held_device: dict[int, int] = {}
@@ -74,6 +82,7 @@ class BlockManager:
         self.device.reset()
         self._tier.reset()
         self.fixed.reset()
+        self.snapshots.reset()
         self._held_device.clear()
 
     def reset_prefix_cache(self) -> CacheReset:
@@ -88,6 +97,10 @@ class BlockManager:
     def settle(self, step: StepBuilder) -> None:
         """Adds the last cache operations to a complete step, and releases the blocks that only operations held."""
         if self.fixed.num_blocks:
+            if self.snapshots.every:
+                # Steps in flight need blocks before the answer that makes these evictable.
+                num_spare = max(self.num_watermark, 2 * len(step.rows) * self.num_groups)
+                self.snapshots.take(step, self.fixed.find_due(step), num_spare)
             self.fixed.settle(step)
         for block, count in self._held_device.items():
             for _ in range(count):
@@ -95,6 +108,11 @@ class BlockManager:
         self._held_device.clear()
         if self._tier.held or self._tier.spills:
             self._tier.settle(step)
+
+    @property
+    def spilled(self) -> Iterator[int]:
+        """The host blocks that the next step writes: between two steps a beam that branches may evict content."""
+        return (pair.destination for pair in self._tier.spills.values())
 
     def _allocate(self) -> int:
         """Allocates a device block. Content evicted for it goes to the host if that pays."""
@@ -114,23 +132,22 @@ class BlockManager:
         prefix = self._prefixes.find(sequence)
         num_blocks = self._count_blocks(sequence)
         fits = self._count_needed(prefix, num_blocks) + num_spare <= self.device.num_free
-        # A cached prefix and the blocks of windows, or the cached blocks and a copy, may not even fit alone.
-        if not fits and (num_spare or not self._shorten(prefix, num_blocks)):
+        # A cached prefix and the blocks of windows, or the cached blocks and copies, may not even fit alone.
+        if not fits and (num_spare or not (prefix := self._shorten(prefix, num_blocks))):
             return False
         self._take(sequence, prefix, num_blocks, step)
         return True
 
-    def _shorten(self, prefix: Prefix, num_blocks: int) -> bool:
-        """Shortens the prefix so that a sequence fits that leaves nothing free. Returns False if it cannot."""
-        if self.has_windows:
-            prefix.block_ids.clear()
-            prefix.host_blocks.clear()
+    def _shorten(self, prefix: Prefix, num_blocks: int) -> Prefix | None:
+        """Shortens the prefix so that a sequence fits that leaves nothing free. Returns None if it cannot."""
+        if self.has_windows or prefix.states:
+            prefix = Prefix([], {}, num_reached=prefix.num_reached)
         elif prefix.find_shared(num_blocks, 1):
             prefix.block_ids.pop()
         else:
-            return False
+            return None
         # Beside others, pooled prompts leave nothing free as well.
-        return self._count_needed(prefix, num_blocks) <= self.device.num_free
+        return prefix if self._count_needed(prefix, num_blocks) <= self.device.num_free else None
 
     def count_spare(self, sequence: Sequence, num_running: int) -> int:
         """Returns how many blocks must stay free when a sequence begins beside `num_running` others.
@@ -157,26 +174,30 @@ class BlockManager:
         return -(-len(sequence.token_ids) // self.block_size)
 
     def count_cached_tokens(self, sequence: Sequence) -> int:
-        return self.groups.count_full(self._prefixes.find(sequence).block_ids) * self.block_size
+        prefix = self._prefixes.find(sequence)
+        return prefix.position or self.groups.count_full(prefix.block_ids) * self.block_size
 
     def _count_needed(self, prefix: Prefix, num_blocks: int) -> int:
         """Counts the free blocks that this prefix, the other blocks and a copy of a shared last block take."""
         references, num_found = self.device.references, self.groups.count_full(prefix.block_ids)
         num_free_hits = sum(block > 0 and not references[block] for block in prefix.block_ids)
+        num_free_hits += sum(block > 0 and not references[block] for block, _ in prefix.states)
         num_ready = self.groups.count_ready(num_found, num_found, num_blocks)
         num_filled = sum((num_ready if window else num_blocks) - num_found for window in self.groups.windows)
         num_copies = len(prefix.find_shared(num_blocks * self.num_groups, self.num_groups))
         return num_free_hits + num_filled + len(prefix.host_blocks) + num_copies + self.fixed.num_blocks
 
     def _take(self, sequence: Sequence, prefix: Prefix, num_blocks: int, step: StepBuilder) -> None:
-        table, host_blocks = prefix
+        table, host_blocks = prefix.block_ids, prefix.host_blocks
         for block in table:
             if block:
                 self.device.share(block)
         for block in host_blocks.values():
             self._tier.read(block)
+        if self.fixed.num_blocks:
+            self._take_fixed(sequence, prefix, step)
         num_tokens, num_groups, num_found = len(sequence.token_ids), self.num_groups, self.groups.count_full(table)
-        num_cached = min(num_found * self.block_size, num_tokens - 1)
+        num_cached = prefix.position or min(num_found * self.block_size, num_tokens - 1)
         for place in prefix.find_shared(num_blocks * num_groups, num_groups):
             table[place] = self._copy(table[place], step)
         for place, host_block in host_blocks.items():
@@ -192,13 +213,28 @@ class BlockManager:
             for window in self.groups.windows:
                 table.append(0 if window and index >= num_ready else self._allocate())
         sequence.block_ids = table
-        if self.fixed.num_blocks:
-            self.fixed.take(sequence)
         sequence.num_found, sequence.num_ready = num_found, num_ready
         sequence.grow_at = self.groups.count_slots(len(table))
         sequence.num_scheduled = sequence.num_computed = num_cached
-        is_watched = self._prefixes.is_enabled or self.has_windows
+        is_watched = self.num_groups and (self._prefixes.is_enabled or self.has_windows)
         sequence.publish_at = (num_full + 1) * self.block_size if is_watched else sys.maxsize
+
+    def _take_fixed(self, sequence: Sequence, prefix: Prefix, step: StepBuilder) -> None:
+        """Allocates a sequence's fixed blocks, and fills them with the state that is cached, if there is one."""
+        for block, host_block in prefix.states:
+            if host_block is None:
+                self.device.share(block)
+                self._held_device[block] = self._held_device.get(block, 0) + 1
+            else:
+                self._tier.read(host_block)
+        self.fixed.take(sequence)
+        if self.snapshots.every:
+            self.snapshots.plan(sequence, prefix)
+        for (block, host_block), fixed in zip(prefix.states, sequence.fixed_ids, strict=False):
+            if host_block is None:
+                step.copies.append(BlockPair(block, fixed))
+            else:
+                step.swap_in.append(BlockPair(host_block, fixed))
 
     # Growth
 

@@ -60,6 +60,7 @@ class FixedBlocks:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Allocates a child's fixed blocks, and has its parent's copied into them."""
         self.take(child)
+        child.snapshots = parent.snapshots[-1:]
         for block in parent.fixed_ids:
             self._device.share(block)
         pairs = [BlockPair(*pair) for pair in zip(parent.fixed_ids, child.fixed_ids, strict=True)]
@@ -94,12 +95,16 @@ class FixedBlocks:
         sequence.fixed_host = []
         step.replaced_fixed[sequence.sequence_id] = sequence
 
+    def find_due(self, step: StepBuilder) -> set[Sequence]:
+        """Finds the children that get their copies in a complete step. A step that does nothing is not sent."""
+        if step.is_idle or not self._copies:
+            return set()
+        return {child for child, copy in self._copies.items() if copy.last_step_id < step.step_id}
+
     def settle(self, step: StepBuilder) -> None:
-        """Adds the copies that are due to a complete step. A step that does nothing is not sent, and copies nothing."""
-        if step.is_idle:
-            return
-        due = [child for child, copy in self._copies.items() if copy.last_step_id < step.step_id]
-        for child in due:
+        """Adds the copies that are due to a complete step."""
+        due = self.find_due(step)
+        for child in [child for child in self._copies if child in due] if due else ():
             copy = self._copies.pop(child)
             step.copies += copy.pairs
             self._release_sources(copy)

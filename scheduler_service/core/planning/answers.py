@@ -55,6 +55,8 @@ class Answers:
             self._take_logprobs(lengths, result.logprobs, updates)
         if result.failures:
             self._fail_sequences(step, dict(result.failures), updates)
+        if self._blocks.snapshots.every:
+            self._blocks.snapshots.publish(step.step_id)
         return updates
 
     def _report_prefills(self, step: StepInFlight, updates: dict[str, OwnerUpdate]) -> None:

@@ -252,6 +252,8 @@ class Planner:
         num_free = min(num_left - is_new_leader, step.num_prefill_left)
         if self._blocks.has_windows:
             num_free = min(num_free, self._blocks.windows.count_writable(sequence) - sequence.num_scheduled)
+        if self._blocks.snapshots.every:
+            num_free = min(num_free, self._blocks.snapshots.count_until(sequence))
         num_piece = _cut(num_left, num_free, self._config)
         if not num_piece:
             return

@@ -243,6 +243,7 @@ class StateTraces(Traces):
         preemption_mode=st.sampled_from(["swap", "swap", "auto", "recompute"]),
         kv_windows=st.sampled_from([(0,), (0,), (0,), (), (0, 3), (4,)]),
         num_state_blocks=st.integers(1, 3),
+        state_snapshot_tokens=st.sampled_from([0, 1, 2, 3, 4, 8]),
     )
 
 
