@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.limits import KvBlocks, wrong_block_size, wrong_step_size
 from blockyard.errors import Violation
-from worker_service.cache_engine import BlockFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockyard.contract.workers import CachePlan
-    from worker_service.models.decoder import DecoderModel
 
 # Numbers of blocks have 31 bits in every kernel.
 MAX_BLOCKS = 2**31 - 1
@@ -46,11 +44,10 @@ def wrong_cache_request(
         )
 
 
-def wrong_state_blocks(request: CachePlan, model: DecoderModel) -> Iterable[Violation]:
-    """Yields a fault if a sequence's state needs more blocks than a cache request, which has no other fault, gives."""
-    needed = model.count_state_blocks(BlockFormat.of(model, request.block_size).block_bytes)
-    if request.num_state_blocks < needed:
-        yield Violation("num_state_blocks", f"the state of a sequence needs {needed} blocks on this rank")
+def wrong_state_blocks(request: CachePlan, num_needed: int) -> Iterable[Violation]:
+    """Yields a fault if a sequence's state needs more blocks on this rank than a cache request gives."""
+    if request.num_state_blocks < num_needed:
+        yield Violation("num_state_blocks", f"the state of a sequence needs {num_needed} blocks on this rank")
 
 
 def wrong_block_ids(field: str, block_ids: Sequence[int], num_blocks: int) -> Iterable[Violation]:

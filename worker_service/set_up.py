@@ -26,7 +26,7 @@ from blockyard.capacity.memory import (
 from blockyard.contract.models import Task
 from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.contract.workers import AvailableBlocks, CacheInfo, CachePlan, ProfileRequest, SleepInfo, WorkerState
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, invalid
 from blockyard.model_files import resolve_model
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
@@ -35,6 +35,7 @@ from blockyard_kernels.select import KernelChoice
 from worker_service.batch.input_batch import InputBatch
 from worker_service.batch.limits import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
+from worker_service.cache_requests import wrong_state_blocks
 from worker_service.collectives.gathering import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
@@ -335,6 +336,8 @@ def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
 
 def _make_cache(loaded: RunnableModel, request: CachePlan) -> CacheEngine:
     block_format = BlockFormat.of(loaded.model, request.block_size)
+    if wrong := list(wrong_state_blocks(request, loaded.model.count_state_blocks(block_format.block_bytes))):
+        raise invalid(wrong)
     try:
         num_blocks = request.num_device_blocks, request.num_host_blocks
         return CacheEngine(block_format, *num_blocks, loaded.backend, can_sleep=loaded.can_sleep)

@@ -147,7 +147,7 @@ class Step:
     max_draft_tokens: Array = field(default_factory=no_ids)
     # In thousandths of a token, what the step's first, second, … draft costs; empty: nothing.
     draft_prices: Array = field(default_factory=no_ids)
-    # Sequences that get other fixed blocks, all of them.
+    # Of the replaced tables, those that come with other fixed blocks, all of their sequence.
     replaced_fixed_tables: tuple[tuple[int, Array], ...] = ()
 
 

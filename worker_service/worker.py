@@ -19,7 +19,7 @@ from blockyard.contract.workers import NO_LORAS, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.parallel_sizes import wrong_parallel
 from blockyard.telemetry import EventLogger
-from worker_service.cache_requests import wrong_block_ids, wrong_cache_request, wrong_state_blocks
+from worker_service.cache_requests import wrong_block_ids, wrong_cache_request
 from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_device
 from worker_service.device.thread import DeviceThread
@@ -296,7 +296,6 @@ class Worker:
         with self.lifecycle("InitializeCache", WorkerState.LOADED):
             loaded = self._loaded()
             _refuse(wrong_cache_request(request, loaded.config.max_model_len, loaded.model.kv_groups.windows))
-            _refuse(wrong_state_blocks(request, loaded.model))
             parallel = self._choice().parallel
             ranks = RankSteps(parallel, self.membership.find) if parallel.world_size > 1 else None
             set_up, chooses = self.set_up, self._may_choose_threads

@@ -214,16 +214,17 @@ class _StepCheck:
             self._grow_table(sequence_id, num_blocks)
         if self._out_of_range(step.appended_block_ids):
             self.add_violation("appended_block_ids", f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+        fixed_tables = dict(step.replaced_fixed_tables)
         for index, (sequence_id, block_ids) in enumerate(step.replaced_tables):
             name = f"replaced_tables[{index}]"
             self._check_block_ids(f"{name}.block_ids", block_ids)
             self._tables[sequence_id] = block_ids
+            if sequence_id in fixed_tables:
+                self._check_fixed_ids(f"{name}.fixed_block_ids", sequence_id, fixed_tables[sequence_id])
             if self._is_live(sequence_id):
                 self._progress(sequence_id).num_blocks = len(block_ids)
             else:
                 self.add_violation(f"{name}.sequence_id", f"sequence {sequence_id} is not known")
-        for sequence_id, fixed_ids in step.replaced_fixed_tables:
-            self._check_fixed_ids(f"replaced_tables[of {sequence_id}].fixed_block_ids", sequence_id, fixed_ids)
 
     def _grow_table(self, sequence_id: int, num_blocks: int) -> None:
         if not self._is_live(sequence_id):

@@ -121,7 +121,10 @@ WRONG = {
     "none": ({"new_sequences": (new(5, 3, (5,), ()),)}, "0 blocks, and each sequence has 2 fixed ones"),
     "too many": ({"forks": (ForkedRow(1, 5, 1, ints(1, 2), ints(21, 22, 23)),)}, "3 blocks, and each sequence has 2"),
     "scratch": ({"new_sequences": (new(5, 3, (5,), (0, 21)),)}, "device blocks must be from 1 to 32"),
-    "beyond": ({"replaced_fixed_tables": ((1, ints(21, 33)),)}, "device blocks must be from 1 to 32"),
+    "beyond": (
+        {"replaced_tables": ((1, ints(1, 2)),), "replaced_fixed_tables": ((1, ints(21, 33)),)},
+        "replaced_tables[0].fixed_block_ids: device blocks must be from 1 to 32",
+    ),
     "twice": (
         {"new_sequences": (new(5, 3, (5,), (21, 21)),), "sequence_ids": (5,), "num_new_tokens": (3,)},
         "a block is fixed twice",
@@ -143,7 +146,7 @@ WRONG = {
         "blocks [5] hold tokens of a sequence as well",
     ),
     "one of another's tokens": (
-        {"replaced_fixed_tables": ((1, ints(21, 3)),), **BOTH},
+        {"replaced_tables": ((1, ints(1, 2)),), "replaced_fixed_tables": ((1, ints(21, 3)),), **BOTH},
         "blocks [3] hold tokens of a sequence as well",
     ),
     "grown into": (
@@ -151,7 +154,7 @@ WRONG = {
         "blocks [12] hold tokens of a sequence as well",
     ),
     "replaced by": (
-        {"replaced_tables": ((2, ints(11)),), **BOTH},
+        {"replaced_tables": ((2, ints(11)),), "replaced_fixed_tables": ((2, ints(21, 22)),), **BOTH},
         "blocks [11] hold tokens of a sequence as well",
     ),
 }
@@ -161,8 +164,6 @@ WRONG = {
 def test_is_refused(name: str) -> None:
     fields, wrong = WRONG[name]
     batch = start()
-    if name == "replaced by":
-        fields = fields | {"replaced_fixed_tables": ((1, ints(11, 12)),)}
     assert wrong in problem(batch, step(**fields))
 
 
