@@ -253,7 +253,7 @@ Traces.TestCase.settings = settings(
 TestTraces = Traces.TestCase
 WindowTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=100)
 TestWindowTraces = WindowTraces.TestCase
-StateTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=60)
+StateTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=100)
 TestStateTraces = StateTraces.TestCase
 DraftTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=60)
 TestDraftTraces = DraftTraces.TestCase
