@@ -32,7 +32,7 @@ class StepInputs:
     lora: LoraRows | None = None
     """The LoRA slots of the rows; None: no row has an adapter."""
     fixed_tables: npt.NDArray[np.int32] | None = None
-    """[S, fixed blocks of a sequence], contiguous: the blocks of the sequences' states; None: they have none."""
+    """[S, fixed blocks of a sequence], its rows contiguous; None: sequences have none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -42,6 +42,10 @@ BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]
 BlockPairs = Sequence[tuple[int, int]]
 
 
+def _no_tables() -> npt.NDArray[np.int64]:
+    return np.zeros((0, 0), np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBatch:
     """A step's attention metadata, shared by all layers. `Backend.plan_attention` makes it; it is never changed."""
@@ -63,14 +67,14 @@ class AttentionBatch:
     """The sliding window, in keys, of the layers that have one; None: no layer has one."""
     kv_group: int = 0
     """The KV group whose block tables these are."""
-    fixed_tables: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    """[S, fixed blocks of a sequence]: block ids, in order; without recurrent layers [S, 0]."""
     others: tuple[AttentionBatch, ...] = ()
     """The metadata of the same step for the other KV groups, in order."""
     work_lists: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
     """A cache of the backend: schedules that the first layer makes and later layers reuse."""
     lora: LoraRows | None = None
     """The LoRA slots of the rows; None: no row has an adapter."""
+    fixed_tables: npt.NDArray[np.int64] = field(default_factory=_no_tables)
+    """[S, F]: the fixed blocks of each sequence, which hold its state; F is 0 if layers have none."""
 
     @property
     def num_tokens(self) -> int:
@@ -156,8 +160,8 @@ class Backend(Protocol):
                 Ids of blocks that lie completely before the sliding window of a group's layers are not read.
             block_size: tokens of a block, one of BLOCK_SIZES.
             sliding_window: number of keys that a query sees, with its own, in layers that have a window; None: all.
-            num_kv_groups: number of groups of layers, each of which has its own block tables.
-            fixed_tables: [S, fixed blocks of a sequence] ids of the blocks that hold its state; None: it has none.
+            num_kv_groups: number of groups of layers, each of which has its own block tables; 0: there is no attention.
+            fixed_tables: [S, F] ids of the blocks with each sequence's state; None: layers have none.
 
         Raises:
             ValueError: the lengths are inconsistent, or the block size is not in BLOCK_SIZES.

@@ -89,14 +89,19 @@ def plan(
     """See `blockyard_kernels.ops.Backend.plan_attention`."""
     check_block_size(block_size)
     new, lens = np.asarray(num_new_tokens, np.int64), np.asarray(seq_lens, np.int64)
+    if not num_kv_groups:
+        # No layer reads a slot; all are in the scratch block.
+        num_kv_groups, block_tables = 1, np.zeros((len(new), -(-int(lens.max(initial=0)) // block_size)), np.int64)
     tables, num_blocks = _pad_tables(block_tables)
+    fixed = np.zeros((len(new), 0), np.int64) if fixed_tables is None else fixed_tables.astype(np.int64)
+    if len(fixed) != len(new):
+        raise ValueError(f"{len(fixed)} tables of fixed blocks of {len(new)} sequences")
     _check_lengths(new, lens, num_blocks, block_size, sliding_window, num_kv_groups)
     sequences = np.repeat(np.arange(len(new)), new)
     positions = _ramps(lens - new, new)
     last_blocks = np.maximum(lens - 1, 0) // block_size
     fresh = (new > 0) & (lens % block_size > 0) & (last_blocks * block_size >= lens - new)
     sent = upload(positions, device)
-    fixed = np.empty((len(new), 0), np.int64) if fixed_tables is None else np.asarray(fixed_tables, np.int64)
 
     def make(kv_group: int, others: tuple[AttentionBatch, ...] = ()) -> AttentionBatch:
         own = tables[kv_group * len(new) : (kv_group + 1) * len(new)]
@@ -111,8 +116,8 @@ def plan(
             block_size=block_size,
             sliding_window=sliding_window,
             kv_group=kv_group,
-            fixed_tables=fixed,
             others=others,
+            fixed_tables=fixed,
         )
 
     return make(0, tuple(map(make, range(1, num_kv_groups))))

@@ -118,7 +118,7 @@ def _batch_inputs(batch: AttentionBatch) -> tuple[Inputs, tuple[npt.NDArray[Any]
         block_tables=tables.ctypes.data,
         table_stride=tables.shape[1],
         positions=batch.positions.data_ptr(),
-        fixed_tables=fixed.ctypes.data,
+        fixed_tables=fixed.ctypes.data if fixed.size else None,
         fixed_stride=fixed.shape[1],
     )
     return inputs, arrays

@@ -120,6 +120,7 @@ class CapturedPlan:
         logits = torch.empty(num_chosen, self._vocab_size) if with_logits else None
         best, finite = np.empty(num_chosen, np.int64), np.empty(num_chosen, np.bool_)
         best_values = np.empty(num_chosen, np.float32)
+        fixed = step.fixed_tables
         inputs = Inputs(
             len(step.seq_lens),
             _address(step.num_new_tokens),
@@ -134,8 +135,8 @@ class CapturedPlan:
             _address(finite),
             _address(self._positions),
             None if step.lora is None else _address(step.lora.slots),
-            None if step.fixed_tables is None else _address(step.fixed_tables),
-            0 if step.fixed_tables is None else step.fixed_tables.shape[1],
+            None if fixed is None else _address(fixed),
+            0 if fixed is None else fixed.strides[0] // 4,
         )
         for segment in self._segments:
             self.executor.run(segment.ops, inputs)

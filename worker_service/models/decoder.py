@@ -270,13 +270,17 @@ class DecoderModel:
         heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim
         shape = kv_pool_shape(block_tables.size, groups.count_layers(share.layers), *heads)
         block_bytes = math.prod(shape[1:]) * config.dtype.itemsize
-        states = self.plan_states(block_bytes)
-        num_states = states.num_blocks if states else 0
+        num_states = self.count_state_blocks(block_bytes)
         fixed_tables = block_tables.size + np.arange(num_states)[None]
         batch = self._backend.plan_attention(lengths, lengths, block_tables, *sizes, fixed_tables=fixed_tables)
         shape = (block_tables.size + num_states, *shape[1:])
         pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
         return self.forward(token_ids, batch, pool)
+
+    def count_state_blocks(self, block_bytes: int) -> int:
+        """Counts the blocks that hold the state of a sequence on this rank; 0: no layer has a state."""
+        states = self.plan_states(block_bytes)
+        return states.num_blocks if states else 0
 
     def modules(self) -> list[Module | OtherModule]:
         """Lists this rank's modules in the order of a step; None while the weights are dropped."""
