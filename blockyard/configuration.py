@@ -85,6 +85,10 @@ class CacheSettings:
     num_host_blocks: Annotated[int, Field(ge=-1)] = option(-1, "host blocks; -1: as many as the swap space holds")
     enable_prefix_caching: bool = option(True, "find prompts' blocks again by their content")
     enable_host_prefix_cache: bool = option(True, "let host blocks keep content that device blocks have no room for")
+    state_snapshot_tokens: Annotated[int, Field(ge=0)] = option(
+        256,
+        "keep the state of recurrent layers at multiples of so many tokens for the prefix cache; 0: cache no prefix",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,11 @@ class SpeculationSettings:
         32, "tokens that --speculation drafts for all sequences in a step at most"
     )
 
-    def find_limits(self, sizes: ParallelSizes) -> DraftLimits:
-        """Returns the limits for replicas of these sizes: with pipeline stages nothing is drafted."""
-        if self.speculation == "none" or sizes.pipeline_parallel_size > 1:
+    def find_limits(self, sizes: ParallelSizes, num_state_blocks: int = 0) -> DraftLimits:
+        """Returns the limits for replicas of these sizes: with pipeline stages nothing is drafted.
+
+        Nor is anything with `num_state_blocks` of each sequence, since wrong drafts would change its state.
+        """
+        if self.speculation == "none" or sizes.pipeline_parallel_size > 1 or num_state_blocks:
             return DraftLimits(0, 0)
         return DraftLimits(min(self.max_draft_tokens, self.max_draft_rows), self.max_draft_rows)

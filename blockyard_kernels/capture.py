@@ -32,6 +32,8 @@ class StepInputs:
     """[rows] int64 on the device, as for `SamplingOps.take_last_tokens`; None if the host knows all ids."""
     lora: LoraRows | None = None
     """The LoRA slots of the rows; None: no row has an adapter."""
+    fixed_tables: npt.NDArray[np.int32] | None = None
+    """[S, fixed blocks of a sequence], its rows contiguous; None: sequences have none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,11 +34,16 @@ if TYPE_CHECKING:
     from blockyard_kernels.lora import LoraOps, LoraRows, VirtualRows
     from blockyard_kernels.mixture.ops import MixtureOps
     from blockyard_kernels.packed import PackedLinear, WeightRows
+    from blockyard_kernels.recurrent.ops import RecurrentOps
     from blockyard_kernels.sampling import SamplingOps
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]
 BlockPairs = Sequence[tuple[int, int]]
+
+
+def _no_tables() -> npt.NDArray[np.int64]:
+    return np.zeros((0, 0), np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +73,8 @@ class AttentionBatch:
     """A cache of the backend: schedules that the first layer makes and later layers reuse."""
     lora: LoraRows | None = None
     """The LoRA slots of the rows; None: no row has an adapter."""
+    fixed_tables: npt.NDArray[np.int64] = field(default_factory=_no_tables)
+    """[S, F]: the fixed blocks of each sequence, which hold its state; F is 0 if layers have none."""
 
     @property
     def num_tokens(self) -> int:
@@ -116,6 +123,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def recurrent(self) -> RecurrentOps | None:
+        """The ops of layers with a state; None: this backend has none."""
+        ...
+
+    @property
     def launcher(self) -> Launcher:
         """The launcher of the device's steps."""
         ...
@@ -136,6 +148,7 @@ class Backend(Protocol):
         block_size: int,
         sliding_window: int | None = None,
         num_kv_groups: int = 1,
+        fixed_tables: npt.NDArray[np.integer[Any]] | None = None,
     ) -> AttentionBatch:
         """Makes a step's attention metadata.
 
@@ -147,7 +160,8 @@ class Backend(Protocol):
                 Ids of blocks that lie completely before the sliding window of a group's layers are not read.
             block_size: tokens of a block, one of BLOCK_SIZES.
             sliding_window: number of keys that a query sees, with its own, in layers that have a window; None: all.
-            num_kv_groups: number of groups of layers, each of which has its own block tables.
+            num_kv_groups: number of groups of layers, each of which has its own block tables; 0: there is no attention.
+            fixed_tables: [S, F] ids of the blocks with each sequence's state; None: layers have none.
 
         Raises:
             ValueError: the lengths are inconsistent, or the block size is not in BLOCK_SIZES.
@@ -275,6 +289,15 @@ class Backend(Protocol):
         """Computes `silu(gate) * up` for rows [T, 2 * width], gate first -> [T, width]; the activation in float32."""
         ...
 
+    def gate(self, rows: Tensor, gates: Tensor) -> Tensor:
+        """Computes `rows * sigmoid(gates)` in float32, rounded once -> [T, width].
+
+        Args:
+            rows: [T, width].
+            gates: [T, width], a part of longer rows.
+        """
+        ...
+
     def rotary_and_cache(
         self,
         qkv: Tensor,
@@ -288,7 +311,8 @@ class Backend(Protocol):
         """Rotates queries and keys and writes keys and values to their slots.
 
         Args:
-            qkv: [T, (H + 2K) * D], queries, keys, values; may be overwritten.
+            qkv: [T, (H + 2K) * D], queries, keys, values; may be overwritten. If the shape has gates:
+                [T, 2 * (H + K) * D], queries, gates, keys, values, of which the gates stay as they are.
             rotary: [T, 2, R]: cosines and sines of each row, with the sines of the first half negated, so that
                 `x * cos + roll(x, R / 2) * sin` rotates the pairs (i, i + R / 2) of a head's first R numbers, R <= D.
                 [T, 4, R]: cosines and sines for keys, then cosines and sines for queries. None: no rotation.

@@ -84,11 +84,18 @@ def plan(
     sliding_window: int | None,
     device: torch.device,
     num_kv_groups: int = 1,
+    fixed_tables: npt.NDArray[np.integer[Any]] | None = None,
 ) -> AttentionBatch:
     """See `blockyard_kernels.ops.Backend.plan_attention`."""
     check_block_size(block_size)
     new, lens = np.asarray(num_new_tokens, np.int64), np.asarray(seq_lens, np.int64)
+    if not num_kv_groups:
+        # No layer reads a slot; all are in the scratch block.
+        num_kv_groups, block_tables = 1, np.zeros((len(new), -(-int(lens.max(initial=0)) // block_size)), np.int64)
     tables, num_blocks = _pad_tables(block_tables)
+    fixed = np.zeros((len(new), 0), np.int64) if fixed_tables is None else fixed_tables.astype(np.int64)
+    if len(fixed) != len(new):
+        raise ValueError(f"{len(fixed)} tables of fixed blocks of {len(new)} sequences")
     _check_lengths(new, lens, num_blocks, block_size, sliding_window, num_kv_groups)
     sequences = np.repeat(np.arange(len(new)), new)
     positions = _ramps(lens - new, new)
@@ -110,6 +117,7 @@ def plan(
             sliding_window=sliding_window,
             kv_group=kv_group,
             others=others,
+            fixed_tables=fixed,
         )
 
     return make(0, tuple(map(make, range(1, num_kv_groups))))
@@ -128,8 +136,10 @@ class AttentionPlanning:
         block_size: int,
         sliding_window: int | None = None,
         num_kv_groups: int = 1,
+        fixed_tables: npt.NDArray[np.integer[Any]] | None = None,
     ) -> AttentionBatch:
-        return plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device, num_kv_groups)
+        sizes = block_size, sliding_window, self.device, num_kv_groups
+        return plan(num_new_tokens, seq_lens, block_tables, *sizes, fixed_tables)
 
 
 def make_waves(

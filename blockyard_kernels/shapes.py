@@ -26,6 +26,8 @@ class AttentionShape:
     is_causal: bool = True
     """Whether a row sees no keys after its own. If false, it sees all keys, or with a sliding window as many after its
     own as before it."""
+    has_gates: bool = False
+    """Whether a row of `qkv` has a gate for each number of the queries, between queries and keys."""
 
 
 class QueryKeyNorms(NamedTuple):

@@ -86,7 +86,13 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
         step_id=step_id,
         new_sequences=tuple(map(_decode_new_row, message.new_sequences)),
         forks=tuple(
-            ForkedRow(f.parent_sequence_id, f.child_sequence_id, f.sequence_index, _decode_column(f.block_ids))
+            ForkedRow(
+                f.parent_sequence_id,
+                f.child_sequence_id,
+                f.sequence_index,
+                _decode_column(f.block_ids),
+                _decode_column(f.fixed_block_ids),
+            )
             for f in message.forks
         ),
         sequence_ids=sequence_ids,
@@ -107,6 +113,9 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
         activated_lora_ids=_decode_column(message.activated_lora_ids),
         max_draft_tokens=_decode_column(message.max_draft_tokens),
         draft_prices=_decode_column(message.draft_prices),
+        replaced_fixed_tables=tuple(
+            (t.sequence_id, _decode_column(t.fixed_block_ids)) for t in message.replaced_tables if t.fixed_block_ids
+        ),
     )
 
 
@@ -165,6 +174,7 @@ def _decode_new_row(message: worker_pb2.NewSequence) -> NewRow:
         lora_id=message.lora_id,
         max_length=message.max_length,
         pooling=pooling,
+        fixed_block_ids=_decode_column(message.fixed_block_ids),
     )
 
 

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.limits import DEFAULT_BLOCK_SIZE, KvBlocks, max_useful_blocks, wrong_block_size, wrong_step_size
+from blockyard.capacity.limits import DEFAULT_BLOCK_SIZE, max_useful_blocks
 from blockyard.capacity.memory import (
     cpu_usage,
     fitting_utilization,
@@ -26,7 +26,7 @@ from blockyard.capacity.memory import (
 from blockyard.contract.models import Task
 from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.contract.workers import AvailableBlocks, CacheInfo, CachePlan, ProfileRequest, SleepInfo, WorkerState
-from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.errors import BlockyardError, Reason, invalid
 from blockyard.model_files import resolve_model
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
@@ -35,6 +35,7 @@ from blockyard_kernels.select import KernelChoice
 from worker_service.batch.input_batch import InputBatch
 from worker_service.batch.limits import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
+from worker_service.cache_requests import wrong_state_blocks
 from worker_service.collectives.gathering import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
@@ -49,7 +50,7 @@ from worker_service.steps.steady import SteadySteps
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
@@ -64,9 +65,6 @@ log = EventLogger(__name__)
 
 # The time in which the ranks have to exchange fingerprints before the first step.
 FINGERPRINT_SECONDS = 60.0
-
-# Numbers of blocks have 31 bits in every kernel.
-MAX_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,21 +185,21 @@ def count_blocks(
     device = choice.device
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
     block_bytes = BlockFormat.of(loaded.model, block_size).block_bytes
-    windows = loaded.model.kv_groups.windows
+    windows, num_state_blocks = loaded.model.kv_groups.windows, loaded.model.count_state_blocks(block_bytes)
     pool = {"block_size": block_size, "block_bytes": block_bytes, "swap_space_bytes": request.swap_space_bytes}
     if choice.cache_bytes:
         fixed = fixed_plan(memory.total_bytes(device), **pool, cache_bytes=choice.cache_bytes)
-        return replace(fixed, kv_windows=windows)
+        return replace(fixed, kv_windows=windows, num_state_blocks=num_state_blocks)
     plan = plan_cache(
         set_aside(_measure_usage(loaded, choice, block_size, request, loras), loras.free_bytes if loras else 0),
         **pool,
         utilization=request.device_memory_utilization,
         host_shares_device=device.type == "cpu",
         max_useful_blocks=max_useful_blocks(
-            request.max_num_seqs, loaded.config.max_model_len, block_size, len(windows)
+            request.max_num_seqs, loaded.config.max_model_len, block_size, len(windows), num_state_blocks
         ),
     )
-    return replace(plan, kv_windows=windows)
+    return replace(plan, kv_windows=windows, num_state_blocks=num_state_blocks)
 
 
 def _measure_usage(
@@ -303,6 +301,7 @@ def make_executor(
         loaded.model.kv_groups.windows,
         tuple(decodes),
         tuple(decodes.values()),
+        request.num_state_blocks,
     )
     return executor, info
 
@@ -311,7 +310,7 @@ def _make_batch(loaded: RunnableModel, request: CachePlan, grammars: Grammars | 
     """Makes the rows of sequences. `is_alone`: whether there are no other ranks."""
     lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
     drafts = request.max_draft_tokens, request.max_draft_rows
-    limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, *lengths, drafts)
+    limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, *lengths, drafts, request.num_state_blocks)
     # Only the sampling rank of a group has grammars, and all ranks must draft the same.
     drafter = Drafter(loaded.backend.drafting, follows_grammars=is_alone) if request.max_draft_tokens else None
     return InputBatch(limits, grammars, drafter)
@@ -334,6 +333,8 @@ def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
 
 def _make_cache(loaded: RunnableModel, request: CachePlan) -> CacheEngine:
     block_format = BlockFormat.of(loaded.model, request.block_size)
+    if wrong := list(wrong_state_blocks(request, loaded.model.count_state_blocks(block_format.block_bytes))):
+        raise invalid(wrong)
     try:
         num_blocks = request.num_device_blocks, request.num_host_blocks
         return CacheEngine(block_format, *num_blocks, loaded.backend, can_sleep=loaded.can_sleep)
@@ -346,37 +347,6 @@ def _make_cache(loaded: RunnableModel, request: CachePlan) -> CacheEngine:
             f"the KV cache needs {needed} bytes, more than the memory that is free: "
             "lower --device-memory-utilization or --swap-space-gib",
         ) from None
-
-
-def wrong_cache_request(
-    request: CachePlan, model_max_len: int, kv_windows: tuple[int, ...] = (0,)
-) -> Iterable[Violation]:
-    """Yields the faults of a cache request for a model that takes `model_max_len` tokens."""
-    yield from wrong_block_size(request.block_size)
-    yield from wrong_step_size(request.max_num_batched_tokens, request.max_num_seqs)
-    if request.max_model_len < 1:
-        yield Violation("max_model_len", "must be at least 1")
-    for name in ("num_device_blocks", "num_host_blocks"):
-        if getattr(request, name) > MAX_BLOCKS:
-            yield Violation(name, f"must be at most {MAX_BLOCKS}")
-    if request.max_draft_tokens > request.max_draft_rows:
-        yield Violation("max_draft_tokens", f"is more than max_draft_rows, {request.max_draft_rows}")
-    if request.num_device_blocks < 2:
-        yield Violation("num_device_blocks", "must be at least 2: block 0 is scratch")
-        return
-    if request.max_model_len > model_max_len:
-        yield Violation("max_model_len", f"{request.max_model_len} is more than the model's {model_max_len} tokens")
-    capacity = KvBlocks(request.block_size, kv_windows).count_tokens(request.num_device_blocks - 1)
-    if capacity is not None and request.max_model_len > capacity:
-        yield Violation(
-            "max_model_len", f"{request.max_model_len} is more than the {capacity} tokens that the blocks hold"
-        )
-
-
-def wrong_block_ids(field: str, block_ids: Sequence[int], num_blocks: int) -> Iterable[Violation]:
-    """Yields a fault for each id beyond a pool of `num_blocks`."""
-    if any(block_id >= num_blocks for block_id in block_ids):
-        yield Violation(field, f"blocks must be below {num_blocks}")
 
 
 @dataclass(frozen=True, slots=True)

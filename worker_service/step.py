@@ -63,6 +63,7 @@ class NewRow:
     has_sampling: bool = True
     # The error with which this sequence alone fails.
     rejection: BlockyardError | None = None
+    fixed_block_ids: Array = field(default_factory=no_ids)
 
     @property
     def num_virtual_tokens(self) -> int:
@@ -81,6 +82,7 @@ class NewRow:
             trace_context=self.trace_context,
             request_id=self.request_id,
             rejection=error,
+            fixed_block_ids=self.fixed_block_ids,
         )
 
 
@@ -92,6 +94,7 @@ class ForkedRow:
     child_id: int
     sequence_index: int
     block_ids: Array
+    fixed_block_ids: Array = field(default_factory=no_ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,6 +147,8 @@ class Step:
     max_draft_tokens: Array = field(default_factory=no_ids)
     # In thousandths of a token, what the step's first, second, … draft costs; empty: nothing.
     draft_prices: Array = field(default_factory=no_ids)
+    # Of the replaced tables, those that come with other fixed blocks, all of their sequence.
+    replaced_fixed_tables: tuple[tuple[int, Array], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

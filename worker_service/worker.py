@@ -19,6 +19,7 @@ from blockyard.contract.workers import NO_LORAS, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.parallel_sizes import wrong_parallel
 from blockyard.telemetry import EventLogger
+from worker_service.cache_requests import wrong_block_ids, wrong_cache_request
 from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_device
 from worker_service.device.thread import DeviceThread
@@ -35,8 +36,6 @@ from worker_service.set_up import (
     SetUp,
     Stages,
     check_memory,
-    wrong_block_ids,
-    wrong_cache_request,
 )
 from worker_service.steps.rank_steps import RankSteps
 from worker_service.steps.step_stream import StepStream, StepStreams

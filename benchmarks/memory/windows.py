@@ -58,8 +58,8 @@ def make_network(shape: Shape) -> DecoderConfig:
     attention = Attention(
         num_heads=shape.num_kv_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, scale=1
     )
-    layer = Layer(attention=attention, feed=Mlp(inner_features=1024), norm=Norm())
-    windowed = replace(layer, attention=replace(attention, window=shape.window))
+    layer = Layer(mixer=attention, feed=Mlp(inner_features=1024), norm=Norm())
+    windowed = replace(layer, mixer=replace(attention, window=shape.window))
     return DecoderConfig(
         dtype_name="bfloat16",
         vocab_size=1024,

@@ -13,13 +13,14 @@ from blockyard.capacity.weights import ITEM_BYTES, Product, WeightFormat, layer_
 from blockyard.contract.workers import NO_LORAS, LoraLimits
 from blockyard.errors import Violation
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
-from blockyard.model_config.decoder_config import DecoderConfig, Experts
+from blockyard.model_config.decoder_config import Attention, DecoderConfig, Experts
 from blockyard.model_config.fields import unusable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from blockyard.lora.settings import LoraSettings
+    from blockyard.model_config.decoder_config import Layer
     from blockyard.model_config.share import Share
 
 MAX_LORAS = 256
@@ -83,20 +84,22 @@ def adapter_format(device_type: str, dtype_name: str, kernels: str) -> AdapterFo
 def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max_rank: int) -> int:
     """Counts the bytes that an adapter of LoRA rank `max_rank` takes on one worker."""
     item_bytes, total = ITEM_BYTES[network.dtype_name], 0
-    # Adapters change neither routers nor experts.
-    products = [product for product in layer_products(network, share) if not product.is_router]
-    for product, num_modules in zip(products, _module_counts(network), strict=True):
-        width = _up_to_multiple(max_rank * num_modules, held.width_multiple)
-        inner = Product(width, product.in_features, leaves=product.leaves)
-        numbers = sum(held.factors.held_bytes(each, item_bytes) for each in (inner, Product(product.num_rows, width)))
-        total += _up_to_multiple(held.header_bytes + numbers, held.alignment)
-    return len(share.layers) * total
+    for layer in (network.layers[index] for index in share.layers):
+        # Adapters change neither routers nor experts.
+        products = [product for product in layer_products(network, share, layer) if not product.is_router]
+        for product, num_modules in zip(products, _module_counts(network, layer), strict=True):
+            width = _up_to_multiple(max_rank * num_modules, held.width_multiple)
+            factors = Product(width, product.in_features, leaves=product.leaves), Product(product.num_rows, width)
+            numbers = sum(held.factors.held_bytes(each, item_bytes) for each in factors)
+            total += _up_to_multiple(held.header_bytes + numbers, held.alignment)
+    return total
 
 
-def _module_counts(network: DecoderConfig) -> tuple[int, ...]:
+def _module_counts(network: DecoderConfig, layer: Layer) -> tuple[int, ...]:
     """Counts the checkpoint's modules that each fused product of a layer holds: q, k, v; o; gate, up; down."""
-    names, feed = network.names, network.layers[0].feed
-    attended = len({names.query, names.key, names.value}), 1
+    names, feed = network.names, layer.feed
+    is_attention = isinstance(layer.mixer, Attention)
+    attended = len({names.query, names.key, names.value} if is_attention else names.recurrent.inputs), 1
     if isinstance(feed, Experts):
         return attended
     gates = {names.gate} if feed.is_gated else set[str]()

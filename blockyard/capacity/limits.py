@@ -23,10 +23,12 @@ class KvBlocks:
     """A prefill holds blocks for two chunks of this size beyond its windows, as in the scheduler's core."""
     max_draft_tokens: int = 0
     """Most tokens that a sequence drafts in a step; then its tables have blocks for those in flight."""
+    num_state_blocks: int = 0
+    """Fixed blocks of a sequence, whatever its length. With these there may be no KV group."""
 
     def _count_kept(self, num_pending: int) -> int:
         """Returns how many blocks a sliding-window group keeps for `num_pending` tokens."""
-        return -(-(max(self.windows) + num_pending) // self.block_size) + 2
+        return -(-(max(self.windows, default=0) + num_pending) // self.block_size) + 2
 
     @property
     def _num_ahead(self) -> int:
@@ -38,10 +40,15 @@ class KvBlocks:
         """Counts the device blocks of a sequence of `num_tokens` tokens that decodes, over all KV groups."""
         num_blocks = -(-num_tokens // self.block_size)
         num_kept = min(num_blocks, self._count_kept(1))
-        return sum(num_kept if window else num_blocks for window in self.windows)
+        return sum(num_kept if window else num_blocks for window in self.windows) + self.num_state_blocks
 
     def count_tokens(self, num_blocks: int) -> int | None:
         """Counts the tokens of the longest sequence that fits into `num_blocks`; None: there is no limit."""
+        num_blocks -= self.num_state_blocks
+        if num_blocks < 0:
+            return 0
+        if not self.windows:
+            return None
         num_full = self.windows.count(0)
         num_windowed = len(self.windows) - num_full
         even = num_blocks // len(self.windows)
@@ -87,9 +94,12 @@ def wrong_step_size(max_num_batched_tokens: int, max_num_seqs: int) -> Iterable[
             yield Violation(name, f"must be from 1 to {most}")
 
 
-def max_useful_blocks(max_num_seqs: int, max_model_len: int, block_size: int, num_kv_groups: int = 1) -> int:
+def max_useful_blocks(
+    max_num_seqs: int, max_model_len: int, block_size: int, num_kv_groups: int = 1, num_state_blocks: int = 0
+) -> int:
     """Returns the largest useful number of device blocks, the scratch block included."""
-    return USEFUL_SHARE * max_num_seqs * -(-max_model_len // block_size) * num_kv_groups + 1
+    num_blocks = -(-max_model_len // block_size) * num_kv_groups + num_state_blocks
+    return USEFUL_SHARE * max_num_seqs * num_blocks + 1
 
 
 def choose_max_model_len(

@@ -79,13 +79,15 @@ class ReplicaPlan:
     def num_tokens(self) -> int:
         """Tokens that the device blocks hold in sequences of maximum length; block 0 is scratch."""
         num_blocks, block_size = self.tightest.num_device_blocks - 1, self.tightest.block_size
-        if not any(self.tightest.kv_windows) or not self.max_model_len:
+        is_even = not (any(self.tightest.kv_windows) or self.tightest.num_state_blocks)
+        if is_even or not self.max_model_len:
             return num_blocks // len(self.tightest.kv_windows) * block_size
         return num_blocks * self.max_model_len // self._blocks.count_blocks(self.max_model_len)
 
     @property
     def _blocks(self) -> KvBlocks:
-        return KvBlocks(self.tightest.block_size, self.tightest.kv_windows)
+        least = self.tightest
+        return KvBlocks(least.block_size, least.kv_windows, num_state_blocks=least.num_state_blocks)
 
     def num_sequences(self, length: int) -> int:
         """Returns how many sequences of `length` tokens run at once."""

@@ -117,7 +117,11 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
     """
     item, hidden = ITEM_BYTES[network.dtype_name], network.hidden_size
     queries = len(share.heads) * network.head_dim
-    projected = queries + 2 * len(share.kv_heads) * network.head_dim
+    gates = queries * any(attention.gates_output for attention in network.attentions)
+    projected = queries + gates + 2 * len(share.kv_heads) * network.head_dim
+    if network.recurrent is not None:
+        mine = network.recurrent.share(share.tensor_parallel_size)
+        projected, queries = max(projected, mine.in_features), max(queries, mine.out_features)
     sums = hidden * FLOAT_BYTES // item * share.is_cut
     fed, copies = len(share.mlp), 1
     feed = network.layers[0].feed
@@ -129,7 +133,8 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
     numbers = max(4 * hidden + max(projected, fed, sums), 3 * hidden + projected + queries)
     angles = sum(rotary.num_angles(network.head_dim) for rotary in network.rotaries)
     rows = item * (numbers + angles)
-    widest = max(product.in_features for product in (*layer_products(network, share), *feed_products(network, share)))
+    mixed = (product for layer in network.layers for product in layer_products(network, share, layer))
+    widest = max(product.in_features for product in (*mixed, *feed_products(network, share)))
     quantized = 0
     if held.is_quantized or (network.stored is not None and held.panel_columns > 1):
         quantized = widest + QUANTIZED_ROW_BYTES + widest // SMALLEST_GROUP * GROUP_BYTES * (network.stored is not None)

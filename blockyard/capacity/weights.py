@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.parallel import ALONE
 from blockyard.contract.pooling import PoolingKind
-from blockyard.model_config.decoder_config import DecoderConfig, Experts, Norm, NormKind, norms_of
+from blockyard.model_config.decoder_config import Attention, DecoderConfig, Experts, Norm, NormKind, norms_of
 from blockyard.model_config.fields import unusable
+from blockyard.model_config.recurrent import Recurrent
 from blockyard.model_config.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from blockyard.model_config.decoder_config import Layer
     from blockyard.model_config.stored_weights import StoredWeights
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -111,18 +113,30 @@ def _up_to_multiple(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def layer_products(network: DecoderConfig, share: Share) -> tuple[Product, ...]:
-    """Lists the products of one layer without the experts'. All layers have the same."""
-    hidden, attention, feed = network.hidden_size, network.attention, network.layers[0].feed
-    queries, keys = len(share.heads) * attention.head_dim, len(share.kv_heads) * attention.head_dim
-    names, leaves = network.names, share.output_leaves
-    attended = (
-        Product(queries + 2 * keys, hidden, attention.qkv_bias, module=names.query),
-        Product(hidden, queries, attention.output_bias, leaves=leaves, is_partial=share.is_cut, module=names.output),
-    )
+def layer_products(network: DecoderConfig, share: Share, layer: Layer) -> tuple[Product, ...]:
+    """Lists the products of a layer without the experts'."""
+    feed = layer.feed
+    mixed = mixer_products(network, share, layer.mixer)
     if isinstance(feed, Experts):
-        return *attended, Product(feed.num_experts, hidden, feed.router.has_bias, is_router=True)
-    return *attended, *feed_products(network, share)
+        return *mixed, Product(feed.num_experts, network.hidden_size, feed.router.has_bias, is_router=True)
+    return *mixed, *feed_products(network, share)
+
+
+def mixer_products(network: DecoderConfig, share: Share, mixer: Attention | Recurrent) -> tuple[Product, Product]:
+    """Returns the products before and behind a mixer."""
+    hidden, names = network.hidden_size, network.names
+    if isinstance(mixer, Attention):
+        queries, keys = len(share.heads) * mixer.head_dim, len(share.kv_heads) * mixer.head_dim
+        num_rows, in_features, leaves = (1 + mixer.gates_output) * queries + 2 * keys, queries, share.output_leaves
+        modules, biases = (names.query, names.output), (mixer.qkv_bias, mixer.output_bias)
+    else:
+        mine = mixer.share(share.tensor_parallel_size)
+        num_rows, in_features, leaves = mine.in_features, mine.out_features, share.mixer_leaves
+        modules, biases = (names.recurrent.inputs[0], names.recurrent.output), (mixer.in_bias, mixer.out_bias)
+    return (
+        Product(num_rows, hidden, biases[0], module=modules[0]),
+        Product(hidden, in_features, biases[1], leaves=leaves, is_partial=share.is_cut, module=modules[1]),
+    )
 
 
 def feed_products(network: DecoderConfig, share: Share) -> tuple[Product, Product]:
@@ -137,13 +151,11 @@ def feed_products(network: DecoderConfig, share: Share) -> tuple[Product, Produc
 
 def _products(network: DecoderConfig, share: Share) -> Iterator[tuple[int, Product]]:
     """Yields the products of a rank, each with how often it occurs."""
-    for product in layer_products(network, share):
-        if network.stored is None:
-            yield len(share.layers), product
-            continue
-        for index in share.layers:
+    for index in share.layers:
+        for product in layer_products(network, share, network.layers[index]):
             name = network.names.prefixes[0] + network.names.layer.format(index) + product.module
-            yield 1, replace(product, stored=network.stored if network.stored.covers(name) else None)
+            is_stored = network.stored is not None and network.stored.covers(name)
+            yield 1, replace(product, stored=network.stored) if is_stored else product
     feed = network.layers[0].feed
     if isinstance(feed, Experts):
         for product in feed_products(network, share):
@@ -174,10 +186,12 @@ def _norm_elements(network: DecoderConfig, share: Share) -> Iterator[tuple[Norm,
     for layer in (network.layers[index] for index in share.layers):
         for _ in norms_of(layer.placement):
             yield layer.norm, network.hidden_size
-        attention = layer.attention
-        if attention.qk_norm is not None:
-            for heads in (attention.num_heads, attention.num_kv_heads):
-                yield attention.qk_norm, attention.head_dim * (heads if attention.norms_whole_rows else 1)
+        mixer = layer.mixer
+        if isinstance(mixer, Attention) and mixer.qk_norm is not None:
+            for heads in (mixer.num_heads, mixer.num_kv_heads):
+                yield mixer.qk_norm, mixer.head_dim * (heads if mixer.norms_whole_rows else 1)
+        if isinstance(mixer, Recurrent) and mixer.num_value_heads:
+            yield Norm(), mixer.value_dim
     if share.is_last_stage and network.final_norm is not None:
         yield network.final_norm, network.hidden_size
     for dense in network.pooling.products if network.pooling else ():
@@ -200,7 +214,24 @@ def _norm_bytes(network: DecoderConfig, share: Share) -> int:
 
 
 def _num_sinks(network: DecoderConfig, share: Share) -> int:
-    return sum(len(share.heads) * network.layers[index].attention.has_sinks for index in share.layers)
+    mixers = (network.layers[index].mixer for index in share.layers)
+    return sum(len(share.heads) for mixer in mixers if isinstance(mixer, Attention) and mixer.has_sinks)
+
+
+def _convolution_elements(network: DecoderConfig, share: Share) -> int:
+    """Counts the elements of the convolutions of a rank's recurrences, biases among them."""
+    mixers = (network.layers[index].mixer for index in share.layers)
+    return sum(
+        mixer.share(share.tensor_parallel_size).conv_features * (mixer.conv_width + mixer.conv_bias)
+        for mixer in mixers
+        if isinstance(mixer, Recurrent)
+    )
+
+
+def _num_rates(network: DecoderConfig, share: Share) -> int:
+    """Counts the float32 numbers of a rank's recurrences: a rate of decay and a bias of the time step for each head."""
+    mixers = (network.layers[index].mixer for index in share.layers)
+    return sum(2 * len(share.part(mixer.num_value_heads)) for mixer in mixers if isinstance(mixer, Recurrent))
 
 
 def _num_positions(network: DecoderConfig) -> int:
@@ -216,7 +247,8 @@ def count_elements(network: DecoderConfig) -> int:
     first_row = network.learned.first_row if network.learned else 0
     positions = (_num_positions(network) + first_row) * network.hidden_size
     products = sum(count * product.num_elements for count, product in _products(network, share))
-    return table + positions + products + _count_norms(network, share) + _num_sinks(network, share)
+    others = _num_sinks(network, share) + _convolution_elements(network, share) + _num_rates(network, share)
+    return table + positions + products + _count_norms(network, share) + others
 
 
 def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> int:
@@ -227,8 +259,9 @@ def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> i
     num_tables = 1 if network.pooling is None else _num_tables(network)
     rows = num_tables * len(share.vocabulary) * (share.is_first_stage and not is_head)
     rows += _num_positions(network) * share.is_first_stage
-    sinks = ITEM_BYTES["float32"] * _num_sinks(network, share)
-    return products + item_bytes * rows * network.hidden_size + _norm_bytes(network, share) + sinks
+    wide = ITEM_BYTES["float32"] * (_num_sinks(network, share) + _num_rates(network, share))
+    narrow = item_bytes * (rows * network.hidden_size + _convolution_elements(network, share))
+    return products + narrow + wide + _norm_bytes(network, share)
 
 
 def check_room(num_bytes: int, room_bytes: int, held: str, device_type: str) -> None:

@@ -188,7 +188,11 @@ class MemoryBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class AvailableBlocks:
-    """The blocks that fit into a worker's memory. `kv_windows`: the keys that a query sees, per KV group; 0: all."""
+    """The blocks that fit into a worker's memory. `kv_windows`: the keys that a query sees, per KV group; 0: all.
+
+    `num_state_blocks`: the fixed blocks that each sequence has besides, whatever its length; 0: none. Only with these
+    `kv_windows` may be empty: then no layer has attention.
+    """
 
     block_size: int
     num_device_blocks: int
@@ -196,6 +200,7 @@ class AvailableBlocks:
     cache_block_bytes: int
     kv_windows: tuple[int, ...] = (0,)
     memory: MemoryBreakdown = field(default_factory=MemoryBreakdown)
+    num_state_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +208,7 @@ class CachePlan:
     """The block pools to allocate, and the limits of a step.
 
     Block 0 (scratch) counts among the device blocks. `max_draft_tokens` of a sequence and `max_draft_rows` of a step
-    limit the tokens that a worker drafts; 0: none.
+    limit the tokens that a worker drafts; 0: none. `num_state_blocks`: as in AvailableBlocks, at least.
     """
 
     block_size: int
@@ -214,12 +219,14 @@ class CachePlan:
     max_num_seqs: int
     max_draft_tokens: int = 0
     max_draft_rows: int = 0
+    num_state_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """The allocated block pools, and the determinism of results. `kv_windows`: as in AvailableBlocks.
+    """The allocated block pools, and the determinism of results.
 
+    `kv_windows` and `num_state_blocks`: as in AvailableBlocks.
     `decode_seconds`: for each number of rows in `decode_rows`, how long a step of decodes took at warm-up.
     """
 
@@ -233,6 +240,7 @@ class CacheInfo:
     kv_windows: tuple[int, ...] = (0,)
     decode_rows: tuple[int, ...] = ()
     decode_seconds: tuple[float, ...] = ()
+    num_state_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

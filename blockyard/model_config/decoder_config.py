@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from blockyard.contract.models import Task
 from blockyard.model_config.activation import Activation
 from blockyard.model_config.names import LLAMA_NAMES, Names
+from blockyard.model_config.recurrent import Recurrent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from blockyard.model_config.pooling.rule import PoolingRule
     from blockyard.model_config.rotary import RotaryConfig
@@ -68,6 +69,8 @@ class Attention:
     output_bias: bool = False
     has_sinks: bool = False
     """Whether each head has an attention sink: one more learned score in the softmax, without a value."""
+    gates_output: bool = False
+    """Whether each result is multiplied by the sigmoid of a gate, which the queries' product yields too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +131,8 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    attention: Attention
+    mixer: Attention | Recurrent
+    """What mixes the rows of a sequence."""
     feed: Mlp | Experts
     norm: Norm
     """The kind of all the layer's norms except `qk_norm`."""
@@ -204,9 +208,19 @@ class DecoderConfig:
         return len(self.layers)
 
     @property
+    def attentions(self) -> Iterator[Attention]:
+        """The attention of each layer that has one."""
+        return (layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+
+    @property
     def attention(self) -> Attention:
-        """The first layer's attention; all layers have the same heads and head width."""
-        return self.layers[0].attention
+        """The first attention of any layer; all have the same heads and head width."""
+        return next(self.attentions)
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """The first recurrence of any layer, all have the same sizes; None: no layer has one."""
+        return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, Recurrent)), None)
 
     @property
     def num_heads(self) -> int:
@@ -227,8 +241,8 @@ class DecoderConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """For each layer the size of its sliding window; None: full attention."""
-        return tuple(layer.attention.window for layer in self.layers)
+        """For each layer with attention the size of its sliding window; None: full attention."""
+        return tuple(attention.window for attention in self.attentions)
 
     @property
     def sliding_window(self) -> int | None:
@@ -252,11 +266,13 @@ def norms_of(placement: Placement) -> Iterable[str]:
 def is_widely_served(config: DecoderConfig) -> bool:
     """Returns whether kernels with a limited set of ops can compute the network.
 
-    They lack encoders, mixtures of experts, query and key norms after rotation, and query scales that grow with the
-    position.
+    They lack encoders, recurrences, mixtures of experts, query and key norms after rotation, gates of attention, and
+    query scales that grow with the position.
     """
     return (
         config.encoder is None
+        and config.recurrent is None
         and not any(rotary.query_growth for rotary in config.rotaries)
-        and all(isinstance(layer.feed, Mlp) and not layer.attention.norms_turned for layer in config.layers)
+        and all(isinstance(layer.feed, Mlp) for layer in config.layers)
+        and not any(attention.norms_turned or attention.gates_output for attention in config.attentions)
     )

@@ -10,11 +10,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.model_config.decoder_config import Attention
+
 if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
 
 MAX_GROUPS = 16
 """The most KV groups: each group adds entries to a sequence's block table, which cost the scheduler time."""
+
+NO_GROUP = -1
 
 TYPICAL_TOKENS = 8192
 """The sequence length for which the division into groups minimizes the bytes of blocks."""
@@ -24,8 +28,9 @@ TYPICAL_TOKENS = 8192
 class KvGroups:
     """The groups of a network's layers.
 
-    `windows`: each group's sliding window, 0: full attention. `of_layers`: each layer's group. `share_place`: all
-    layers write to the same place of a block, since no later step reads it (encoders).
+    `windows`: each group's sliding window, 0: full attention. `of_layers`: each layer's group, NO_GROUP for a layer
+    without attention. `share_place`: all layers write to the same place of a block, since no later step reads it
+    (encoders).
     """
 
     windows: tuple[int, ...]
@@ -40,8 +45,9 @@ class KvGroups:
             return cls((0,), (0,) * config.num_layers, share_place=True)
         reaches = tuple(0 if window is None or window >= config.max_model_len else window for window in config.windows)
         counts = Counter(reaches)
+        has_attention = [isinstance(layer.mixer, Attention) for layer in config.layers]
         if device_type != "cpu" or not any(reaches) or len(counts) > MAX_GROUPS:
-            return cls.keep_all(len(reaches))
+            return cls((0,), tuple(0 if has else NO_GROUP for has in has_attention))
         size = _choose_size(counts)
         windows: list[int] = []
         first: dict[int, int] = {}
@@ -50,11 +56,12 @@ class KvGroups:
             windows += [window] * -(-counts[window] // size)
         # Round robin, so that in any pipeline stage the groups have about the same number of layers.
         seen = Counter[int]()
-        of_layers: list[int] = []
+        groups: list[int] = []
         for window in reaches:
-            of_layers.append(first[window] + seen[window] % windows.count(window))
+            groups.append(first[window] + seen[window] % windows.count(window))
             seen[window] += 1
-        return cls(tuple(windows), tuple(of_layers))
+        each = iter(groups)
+        return cls(tuple(windows), tuple(next(each) if has else NO_GROUP for has in has_attention))
 
     @classmethod
     def keep_all(cls, num_layers: int) -> KvGroups:
@@ -66,7 +73,7 @@ class KvGroups:
         return len(self.windows)
 
     def places(self, layers: range) -> list[tuple[int, int]]:
-        """Returns for each layer of a rank its group and its index within the group."""
+        """Returns for each layer of a rank its group and its index within the group; NO_GROUP: it has no attention."""
         return [(self.of_layers[layer], self._place(layer, layers)) for layer in layers]
 
     def _place(self, layer: int, layers: range) -> int:
@@ -76,7 +83,10 @@ class KvGroups:
 
     def count_layers(self, layers: range) -> int:
         """Returns how many layers a block holds at a rank: as many as the largest group has."""
-        return 1 if self.share_place else max(Counter(self.of_layers[layer] for layer in layers).values())
+        return 1 if self.share_place else max(Counter(self._groups_of(layers)).values())
+
+    def _groups_of(self, layers: range) -> list[int]:
+        return [group for layer in layers if (group := self.of_layers[layer]) != NO_GROUP]
 
 
 def _choose_size(counts: Counter[int]) -> int:

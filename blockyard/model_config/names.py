@@ -49,8 +49,29 @@ _EXPERT_NAMES = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentNames:
+    """The names of a recurrence's modules and tensors, relative to the layer."""
+
+    inputs: tuple[str, ...] = (
+        "linear_attn.in_proj_qkv",
+        "linear_attn.in_proj_z",
+        "linear_attn.in_proj_b",
+        "linear_attn.in_proj_a",
+    )
+    """The modules of the first product: inputs of the convolution, gates, update logits, time steps."""
+    conv: str = "linear_attn.conv1d"
+    decay_log: str = "linear_attn.A_log"
+    step_bias: str = "linear_attn.dt_bias"
+    norm: str = "linear_attn.norm"
+    output: str = "linear_attn.out_proj"
+
+
+_RECURRENT_NAMES = RecurrentNames()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names of modules. From `pre_attention` to `experts` they are relative to the layer."""
+    """The names of modules. From `pre_attention` to `recurrent` they are relative to the layer."""
 
     prefixes: tuple[str, ...] = ("model.", "")
     """Prefixes of all modules except the head; the first prefix with which the embedding exists is used."""
@@ -77,6 +98,7 @@ class Names:
     down: str = "mlp.down_proj"
     sinks: str = "self_attn.sinks"
     experts: ExpertNames = _EXPERT_NAMES
+    recurrent: RecurrentNames = _RECURRENT_NAMES
     row_order: RowOrder = RowOrder.PLAIN
     are_transposed: bool = False
     """Whether the weights of the layers' products are stored as [inputs, outputs]."""

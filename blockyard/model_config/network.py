@@ -18,6 +18,7 @@ from blockyard.model_config.families import (
     gemma,
     gpt,
     granite,
+    hybrids,
     llama,
     mixtures,
     multimodal,
@@ -43,7 +44,7 @@ _OTHER_BODIES = ("ForSequenceClassification", "ForMaskedLM", "Model")
 
 _STEMS = ("ForCausalLM", "LMHeadModel")
 
-MODULES = (llama, gemma, granite, relatives, olmo, cohere, gpt, mixtures, multimodal)
+MODULES = (llama, gemma, granite, relatives, olmo, cohere, gpt, mixtures, multimodal, hybrids)
 
 FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
 

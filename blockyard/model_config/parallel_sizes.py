@@ -54,6 +54,15 @@ def down_leaves(config: DecoderConfig) -> int:
     return count_leaves(config.intermediate_size, _stored_unit(config, config.intermediate_size))
 
 
+def mixer_leaves(config: DecoderConfig) -> int:
+    """Returns the number of leaves of a recurrence's last product; 0 without a recurrence."""
+    recurrent = config.recurrent
+    if recurrent is None:
+        return 0
+    unit = recurrent.value_dim or 1
+    return count_leaves(recurrent.out_features, math.lcm(unit, _stored_unit(config, recurrent.out_features)))
+
+
 def _stored_unit(config: DecoderConfig, in_features: int) -> int:
     # A width that does not fit into groups belongs to a weight that is not quantized.
     if config.stored is None or config.stored.misfit(in_features):
@@ -80,15 +89,17 @@ def legal_tensor_sizes(config: DecoderConfig) -> tuple[int, ...]:
     vocabulary. If there are more ranks than KV heads, several ranks hold the same KV head.
     """
     # A norm over whole rows would need the features of other ranks.
-    if config.pooling is not None or any(layer.attention.norms_whole_rows for layer in config.layers):
+    if config.pooling is not None or any(attention.norms_whole_rows for attention in config.attentions):
         return (1,)
-    most = min(output_leaves(config), down_leaves(config))
+    most = min(output_leaves(config), down_leaves(config), mixer_leaves(config) or MAX_LEAVES)
     sizes = (1 << power for power in range(most.bit_length()))
     return tuple(size for size in sizes if _divides_heads(config, size) and _leaves_no_rank_empty(config, size))
 
 
 def _divides_heads(config: DecoderConfig, size: int) -> bool:
-    kv_heads = config.num_kv_heads
+    kv_heads, recurrent = config.num_kv_heads, config.recurrent
+    if recurrent is not None and (recurrent.num_key_heads % size or recurrent.num_value_heads % size):
+        return False
     return config.num_heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
 
 

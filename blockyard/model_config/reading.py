@@ -210,4 +210,4 @@ def uniform(
 def vary(layer: Layer, attentions: Iterable[Mapping[str, Any]]) -> Iterator[Layer]:
     """Yields a copy of the layer for each change of its attention's fields."""
     for change in attentions:
-        yield replace(layer, attention=replace(layer.attention, **change))
+        yield replace(layer, mixer=replace(layer.mixer, **change))

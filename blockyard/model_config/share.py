@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.parallel_sizes import down_leaves, output_leaves, vocabulary_share
+from blockyard.model_config.parallel_sizes import down_leaves, mixer_leaves, output_leaves, vocabulary_share
 
 if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel
@@ -29,6 +29,10 @@ class Share:
     output_leaves: int
     """Leaves of this rank's part of the attention's output projection."""
     down_leaves: int
+    mixer_leaves: int
+    """Leaves of this rank's part of the last product of a recurrence; 0: the network has none."""
+    tensor_parallel_size: int
+    tensor_rank: int
     is_cut: bool
     """Whether other ranks hold the remaining parts of these layers."""
     is_first_stage: bool
@@ -50,10 +54,17 @@ class Share:
             layers=stage_layers(config.num_layers, parallel.pipeline_parallel_size, parallel.pipeline_rank),
             output_leaves=output_leaves(config) // size,
             down_leaves=down_leaves(config) // size,
+            mixer_leaves=mixer_leaves(config) // size,
+            tensor_parallel_size=size,
+            tensor_rank=rank,
             is_cut=size > 1,
             is_first_stage=parallel.pipeline_rank == 0,
             is_last_stage=parallel.is_last_stage,
         )
+
+    def part(self, count: int) -> range:
+        """Returns this rank's part of `count` heads or features that the ranks share evenly."""
+        return _part(count, self.tensor_parallel_size, self.tensor_rank)
 
 
 def _part(count: int, size: int, rank: int) -> range:

@@ -28,6 +28,7 @@ from blockyard_kernels.cpu.plan import Recording
 from blockyard_kernels.cpu.processors import chosen_instruction_sets, supported_instruction_sets
 from blockyard_kernels.cpu.products import CpuWeight, Products
 from blockyard_kernels.cpu.quantized import Int4Linear, Int8Linear
+from blockyard_kernels.cpu.recurrent import CpuRecurrentOps
 from blockyard_kernels.cpu.rows import RowOps, address_of, is_wide
 from blockyard_kernels.cpu.sampling import CpuSampling
 from blockyard_kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from blockyard_kernels.drafting import DraftingOps
     from blockyard_kernels.mixture.ops import MixtureOps
     from blockyard_kernels.ops import AttentionBatch, PackedLinear
+    from blockyard_kernels.recurrent.ops import RecurrentOps
 
 log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -120,6 +122,7 @@ class CpuBackend(RowOps, planning.AttentionPlanning):
         self.lora: LoraOps | None
         loras = self.lora = CpuLoraOps(self._library, dtype)
         self._products = Products(self._ops, dtype, loras)
+        self.recurrent: RecurrentOps | None = CpuRecurrentOps(self._ops)
         self.mixture: MixtureOps | None = CpuMixtureOps(self._ops, self._products, self._linear_type)
         # None if the products match none of the arithmetics that the library knows.
         self.arithmetic = self_test.find_arithmetic(
@@ -215,6 +218,7 @@ class CpuBackend(RowOps, planning.AttentionPlanning):
     ) -> Tensor:
         qkv = qkv.contiguous()
         op = self._pool_op(Kind.ROTARY_AND_CACHE, kv_pool, layer, shape)
+        op.has_gates = shape.has_gates
         op.input, op.input_stride = qkv.data_ptr(), qkv.shape[1]
         if rotary is not None:
             rotary = rotary.contiguous()

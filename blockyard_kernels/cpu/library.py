@@ -41,6 +41,9 @@ class Kind(IntEnum):
     EXPERTS_GATE_UP = 17
     EXPERTS_DOWN = 18
     EXPERTS_COMBINE = 19
+    GATE = 20
+    CONVOLVE = 21
+    MIX = 22
 
 
 class Joint(IntEnum):
@@ -148,6 +151,11 @@ class Op(ctypes.Structure):
         ("norms_follow", ctypes.c_int32),
         ("rotary_stride", ctypes.c_int64),
         ("kv_group", ctypes.c_int64),
+        ("has_gates", ctypes.c_int64),
+        ("places", ctypes.c_void_p),
+        ("decay_log", ctypes.c_void_p),
+        ("step_bias", ctypes.c_void_p),
+        ("key_dim", ctypes.c_int64),
     )
 
 
@@ -166,6 +174,8 @@ class Inputs(ctypes.Structure):
         ("finite", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("lora_slots", ctypes.c_void_p),
+        ("fixed_tables", ctypes.c_void_p),
+        ("fixed_stride", ctypes.c_int64),
     )
 
 

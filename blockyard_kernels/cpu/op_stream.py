@@ -109,7 +109,8 @@ class OpStream:
 def _batch_inputs(batch: AttentionBatch) -> tuple[Inputs, tuple[npt.NDArray[Any], ...]]:
     """Returns the inputs of a batch, and the arrays to which they point, which must stay alive."""
     tables = np.ascontiguousarray(batch.block_tables, np.int32)
-    arrays = (np.ascontiguousarray(batch.num_new_tokens), np.ascontiguousarray(batch.seq_lens), tables)
+    fixed = np.ascontiguousarray(batch.fixed_tables, np.int32)
+    arrays = (np.ascontiguousarray(batch.num_new_tokens), np.ascontiguousarray(batch.seq_lens), tables, fixed)
     inputs = Inputs(
         num_sequences=len(batch.seq_lens),
         num_new_tokens=arrays[0].ctypes.data,
@@ -117,5 +118,7 @@ def _batch_inputs(batch: AttentionBatch) -> tuple[Inputs, tuple[npt.NDArray[Any]
         block_tables=tables.ctypes.data,
         table_stride=tables.shape[1],
         positions=batch.positions.data_ptr(),
+        fixed_tables=fixed.ctypes.data if fixed.size else None,
+        fixed_stride=fixed.shape[1],
     )
     return inputs, arrays

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # Fields of an op that may point into a row of another op's result.
 _READ = ("input", "residual", "low_rank", "expert_ids", "expert_weights", "expert_places")
 _WRITTEN = ("output", "total")
+# Ops that mix the rows of a sequence.
+_MIXERS = (Kind.ATTENTION, Kind.CONVOLVE, Kind.MIX)
 _JOINTS = frozenset(Joint)
 _DTYPES = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
 
@@ -133,6 +135,7 @@ class CapturedPlan:
         logits = torch.empty(num_chosen, self._vocab_size) if with_logits else None
         best, finite = np.empty(num_chosen, np.int64), np.empty(num_chosen, np.bool_)
         best_values = np.empty(num_chosen, np.float32)
+        fixed = step.fixed_tables
         inputs = Inputs(
             len(step.seq_lens),
             _address(step.num_new_tokens),
@@ -147,6 +150,8 @@ class CapturedPlan:
             _address(finite),
             _address(self._positions),
             None if step.lora is None else _address(step.lora.slots),
+            None if fixed is None else _address(fixed),
+            0 if fixed is None else fixed.strides[0] // 4,
         )
         for segment in self._segments:
             self.executor.run(segment.ops, inputs)
@@ -210,11 +215,11 @@ def _quantized_row_bytes(op: Op) -> int:
 
 
 def _prune(ops: list[Op], recording: Recording) -> list[Op]:
-    """Restricts the ops after the last attention to the chosen rows, since nothing reads the results of other rows.
+    """Restricts the ops after the last one that mixes rows to the chosen rows: nothing reads what others become.
 
     Results of earlier ops are gathered first.
     """
-    last = max(index for index, op in enumerate(ops) if op.kind == Kind.ATTENTION)
+    last = max(index for index, op in enumerate(ops) if op.kind in _MIXERS)
     earlier = {address for op in ops[: last + 1] for address in _addresses(op, (*_READ, *_WRITTEN))}
     gathered: dict[int, int] = {}
     rest: list[Op] = []

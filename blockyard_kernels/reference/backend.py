@@ -20,6 +20,7 @@ from blockyard_kernels.reference.linear import Method, ReferenceLinear, can_prep
 from blockyard_kernels.reference.lora import ReferenceLoraOps
 from blockyard_kernels.reference.mixture import ReferenceMixtureOps
 from blockyard_kernels.reference.quantized import ReferenceQuantized
+from blockyard_kernels.reference.recurrent import ReferenceRecurrentOps
 from blockyard_kernels.reference.sampling import ReferenceSampling
 from blockyard_kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec
 from blockyard_kernels.suffixes import HostDrafting
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from blockyard_kernels.lora import LoraOps, LoraRows, VirtualRows
     from blockyard_kernels.mixture.ops import MixtureOps
     from blockyard_kernels.ops import AttentionBatch, PackedLinear
+    from blockyard_kernels.recurrent.ops import RecurrentOps
 
 
 class ReferenceBackend(planning.AttentionPlanning):
@@ -56,6 +58,7 @@ class ReferenceBackend(planning.AttentionPlanning):
         self._row_multiples: dict[AttentionShape, int] = {}
         self._method = _first_method(device)
         self._joined: Ranks | None = None
+        self.recurrent: RecurrentOps | None = ReferenceRecurrentOps()
         self.mixture: MixtureOps | None = ReferenceMixtureOps(self._method, lambda: self._ranks)
 
     def set_num_threads(self, num_threads: int) -> None:
@@ -156,6 +159,7 @@ class ReferenceBackend(planning.AttentionPlanning):
     rms_norm = staticmethod(elementwise.rms_norm)
     layer_norm = staticmethod(elementwise.layer_norm)
     add = staticmethod(elementwise.add)
+    gate = staticmethod(elementwise.gate)
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     rotary_and_cache = staticmethod(elementwise.rotary_and_cache)
     swap_blocks = staticmethod(blocks.swap_blocks)

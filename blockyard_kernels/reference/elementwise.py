@@ -131,6 +131,11 @@ def cap(values: Tensor, softcap: float) -> Tensor:
     return torch.tanh(values * (1 / softcap)).mul_(softcap)
 
 
+def gate(rows: Tensor, gates: Tensor) -> Tensor:
+    """See `blockyard_kernels.ops.Backend.gate`."""
+    return (rows.float() * torch.sigmoid(gates.float())).to(rows.dtype)
+
+
 def rotary_and_cache(
     qkv: Tensor,
     rotary: Tensor | None,
@@ -142,8 +147,9 @@ def rotary_and_cache(
 ) -> Tensor:
     """See `blockyard_kernels.ops.Backend.rotary_and_cache`. In place: the queries returned are a view of `qkv`."""
     num_queries, num_keys = shape.num_heads, shape.num_kv_heads
-    heads = qkv.view(-1, num_queries + 2 * num_keys, shape.head_dim)
-    query, key = heads[:, :num_queries], heads[:, num_queries : num_queries + num_keys]
+    first_key = num_queries * (1 + shape.has_gates)
+    heads = qkv.view(-1, first_key + 2 * num_keys, shape.head_dim)
+    query, key = heads[:, :num_queries], heads[:, first_key : first_key + num_keys]
     if norms is not None and not norms.follow_rotation:
         _normalise_heads(query, key, norms)
     if rotary is not None:
@@ -151,7 +157,7 @@ def rotary_and_cache(
         _rotate(key, rotary[:, :2])
     if norms is not None and norms.follow_rotation:
         _normalise_heads(query, key, norms)
-    _write(heads[:, num_queries:], batch, kv_pool, layer)
+    _write(heads[:, first_key:], batch, kv_pool, layer)
     return query
 
 

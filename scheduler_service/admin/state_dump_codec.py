@@ -66,6 +66,6 @@ def _encode_sequence(sequence: Sequence) -> admin_pb2.SequenceState:
         num_tokens=len(sequence.token_ids),
         num_computed_tokens=sequence.num_computed,
         num_scheduled_tokens=sequence.num_scheduled,
-        num_device_blocks=sum(block > 0 for block in sequence.block_ids),
-        num_host_blocks=len(sequence.host_blocks),
+        num_device_blocks=sum(block > 0 for block in sequence.block_ids) + len(sequence.fixed_ids),
+        num_host_blocks=len(sequence.host_blocks) + len(sequence.fixed_host),
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sized
 
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import GroupSpec
@@ -37,11 +38,15 @@ class KvBlockGroups:
 
     `num_ahead`: for how many blocks of tokens a prefill has blocks in groups with windows, from the first one that a
     window still sees. A decode never needs more.
+
+    `num_state_blocks`: the fixed blocks that a sequence has besides, whatever its length. A model without attention has
+    no group.
     """
 
     block_size: int
     windows: tuple[int, ...] = (0,)
     num_ahead: int = 0
+    num_state_blocks: int = 0
 
     @property
     def num_groups(self) -> int:
@@ -51,7 +56,15 @@ class KvBlockGroups:
     @property
     def widest(self) -> int:
         """The widest window; 0: no group has one."""
-        return max(self.windows)
+        return max(self.windows, default=0)
+
+    def count_full(self, block_ids: Sized) -> int:
+        """Counts the blocks of tokens that a table, or a part of one from its beginning, has in all groups."""
+        return len(block_ids) // self.num_groups if self.windows else 0
+
+    def count_slots(self, num_places: int) -> int:
+        """Counts the tokens that a table of `num_places` places has room for: any number, if there is no group."""
+        return num_places // self.num_groups * self.block_size if self.windows else sys.maxsize
 
     def first_kept(self, window: int, num_full: int) -> int:
         """Returns the first block of tokens that a window still sees when `num_full` are full and computed.
@@ -74,10 +87,15 @@ class KvBlockGroups:
         """Counts the most blocks that a sequence of `num_tokens` tokens needs, if none is cached."""
         num_blocks = -(-num_tokens // self.block_size)
         num_kept = min(num_blocks, self.num_ahead)
-        return sum(num_kept if window else num_blocks for window in self.windows)
+        return sum(num_kept if window else num_blocks for window in self.windows) + self.num_state_blocks
 
     def count_tokens(self, num_blocks: int) -> int | None:
         """Counts the tokens of the longest sequence that fits into `num_blocks` blocks; None: no limit."""
+        num_blocks -= self.num_state_blocks
+        if num_blocks < 0:
+            return 0
+        if not self.windows:
+            return None
         num_full = self.windows.count(0)
         num_windowed = self.num_groups - num_full
         even = num_blocks // self.num_groups
@@ -112,7 +130,11 @@ class CoreConfig:
     - `max_loras`: most adapters of the sequences in a step; an adapter that has waited `lora_patience_seconds` while
       others began is the next.
     - `whole_prompts`: a prompt is computed in one step or not at all, and is not cached.
-    - `kv_windows`: for each KV group the number of keys that a query sees; 0: all, which `whole_prompts` needs.
+    - `kv_windows`: for each KV group the number of keys that a query sees; 0: all, which `whole_prompts` needs. Empty
+      for a model without attention.
+    - `num_state_blocks`: the fixed blocks of a sequence, for layers with a state; 0: none, as with `whole_prompts` and
+      with drafts. `state_snapshot_tokens`: at multiples of this many tokens states are kept for the prefix cache; 0: no
+      prefix is cached. Rounded up to whole blocks.
     - `max_draft_tokens`, `max_draft_rows`: most tokens that the worker drafts for one sequence and in a whole step; 0:
       none, as with several virtual engines.
     - `prices_drafts`: the worker is told what drafts cost, and none are allowed that cannot pay.
@@ -147,21 +169,28 @@ class CoreConfig:
     max_draft_tokens: int = 0
     max_draft_rows: int = 0
     prices_drafts: bool = False
+    num_state_blocks: int = 0
+    state_snapshot_tokens: int = 0
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
         wrong = [name for name in (*positive, "num_virtual_engines") if getattr(self, name) < 1]
         not_negative = ("num_host_blocks", "max_prefill_chunk", "target_step_seconds", "aging_seconds")
         not_negative += ("max_loras", "lora_patience_seconds", "max_draft_tokens", "max_draft_rows")
+        not_negative += ("num_state_blocks", "state_snapshot_tokens")
         wrong += [name for name in not_negative if not getattr(self, name) >= 0]
         if self.num_device_blocks < 2:
             wrong.append("num_device_blocks")
         wrong += [name for name, choices in _CHOICES.items() if getattr(self, name) not in choices]
-        if self.max_draft_tokens and self.num_virtual_engines > 1:
+        if self.max_draft_tokens and (self.num_virtual_engines > 1 or self.num_state_blocks):
             wrong.append("max_draft_tokens")
+        if self.num_state_blocks and self.whole_prompts:
+            wrong.append("num_state_blocks")
         if not 0 <= self.watermark < 1:
             wrong.append("watermark")
-        if not self.kv_windows or min(self.kv_windows) < 0 or (self.whole_prompts and max(self.kv_windows)):
+        windows = self.kv_windows
+        has_layers = windows or self.num_state_blocks
+        if not has_layers or min(windows, default=0) < 0 or (self.whole_prompts and max(windows, default=0)):
             wrong.append("kv_windows")
         if wrong:
             raise ValueError(f"out of range: {', '.join(wrong)}")
@@ -174,16 +203,23 @@ class CoreConfig:
     @property
     def kv_groups(self) -> KvBlockGroups:
         """The KV groups. A prefill has room for two pieces beyond its window: one in flight and the next."""
-        window = max(self.kv_windows)
+        window = max(self.kv_windows, default=0)
         if not window:
-            return KvBlockGroups(self.block_size, self.kv_windows)
+            return KvBlockGroups(self.block_size, self.kv_windows, num_state_blocks=self.num_state_blocks)
         piece = min(self.max_num_batched_tokens, self.max_prefill_chunk or self.max_num_batched_tokens)
         num_decoded = self.max_steps_in_flight
         if self.max_draft_tokens:
             # A table may be too long by the drafts in flight when the next step drafts as many.
             num_decoded = (self.max_steps_in_flight + 1) * (1 + self.max_draft_tokens)
         num_tokens = window + max(2, self.num_virtual_engines) * piece + num_decoded
-        return KvBlockGroups(self.block_size, self.kv_windows, -(-num_tokens // self.block_size) + 2)
+        num_ahead = -(-num_tokens // self.block_size) + 2
+        return KvBlockGroups(self.block_size, self.kv_windows, num_ahead, self.num_state_blocks)
+
+    @property
+    def snapshot_distance(self) -> int:
+        """The tokens between two snapshots of a state, in whole blocks; 0: there are none."""
+        num_tokens = self.state_snapshot_tokens if self.num_state_blocks else 0
+        return -(-num_tokens // self.block_size) * self.block_size
 
     @property
     def num_slack_tokens(self) -> int:
@@ -319,7 +355,8 @@ class Room:
         return self.num_tokens > 0 and num_rows <= self.num_rows and has_blocks
 
     def _count_blocks(self, num_tokens: int, num_rows: int) -> int:
-        return self._kv_groups.count_blocks(num_tokens) + num_rows * self._kv_groups.num_groups
+        groups = self._kv_groups
+        return groups.count_blocks(num_tokens) + num_rows * groups.num_groups + (num_rows - 1) * groups.num_state_blocks
 
     def takes(self, num_tokens: int, num_rows: int, lora_id: int = 0) -> bool:
         """Whether to accept a request: it fits, or it may wait here for blocks or for its adapter slot."""

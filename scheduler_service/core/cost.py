@@ -166,6 +166,7 @@ class CostModel:
 
     block_size: int
     num_kv_groups: int = 1
+    num_state_blocks: int = 0
     step_time: StepTimeModel = field(default_factory=StepTimeModel)
     _swap_seconds: float = 0.0
     _num_swapped: float = 0.0
@@ -198,7 +199,8 @@ class CostModel:
         """Estimates the seconds to move blocks once, in one direction."""
         if self._num_swapped:
             return num_blocks * self._swap_seconds / self._num_swapped
-        return self.recompute_seconds(num_blocks * self.block_size) / self.num_kv_groups / _GUESSED_ADVANTAGE
+        num_groups = max(self.num_kv_groups, 1)
+        return self.recompute_seconds(num_blocks * self.block_size) / num_groups / _GUESSED_ADVANTAGE
 
     def preempt_seconds(self, num_tokens: int) -> float:
         """Estimates the seconds to preempt a victim and bring it back: by swaps or by recomputing, the cheaper."""
@@ -213,4 +215,5 @@ class CostModel:
         return self.swap_seconds(self.num_kv_groups) < self.recompute_seconds(self.block_size)
 
     def _swap_both_ways(self, num_tokens: int) -> float:
-        return 2 * self.swap_seconds(-(-num_tokens // self.block_size) * self.num_kv_groups)
+        num_blocks = -(-num_tokens // self.block_size) * self.num_kv_groups
+        return 2 * self.swap_seconds(num_blocks + self.num_state_blocks)

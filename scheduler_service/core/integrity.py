@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.sequence import Beams, Group, Sequence, SequenceStatus
@@ -90,7 +91,8 @@ def _check_sequence(sequence: Sequence, blocks: BlockManager, num_slack_tokens: 
     assert length <= sequence.max_length, f"{sequence} is too long"
     assert sequence.num_computed <= sequence.num_scheduled, f"{sequence} computed what was not scheduled"
     if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PARKED):
-        assert not num_blocks and not sequence.host_blocks, f"{sequence} waits and has blocks"
+        held = (*sequence.host_blocks, *sequence.fixed_ids, *sequence.fixed_host)
+        assert not num_blocks and not held, f"{sequence} waits and has blocks"
         assert not sequence.num_scheduled and not sequence.num_computed, f"{sequence} waits and has KV"
         return
     if sequence.is_prefilling:
@@ -105,6 +107,10 @@ def _check_sequence(sequence: Sequence, blocks: BlockManager, num_slack_tokens: 
         needed = -(-sequence.num_scheduled // block_size) * num_groups
         most = -(-(sequence.num_scheduled + num_slack_tokens) // block_size) * num_groups
         assert needed <= num_blocks <= most, f"{sequence} has {num_blocks} places and needs {needed}"
+    is_running = sequence.status is SequenceStatus.RUNNING
+    fixed = (len(sequence.fixed_ids), len(sequence.fixed_host))
+    wanted = (blocks.fixed.num_blocks, 0) if is_running else (0, blocks.fixed.num_blocks)
+    assert fixed == wanted, f"{sequence} has {fixed} fixed blocks on the device and on the host"
     missing = set(blocks.windows.find_missing(sequence))
     if sequence.status is SequenceStatus.RUNNING:
         if sequence.is_prefilling:
@@ -133,8 +139,14 @@ def _check_windows(sequence: Sequence, blocks: BlockManager) -> None:
 
 def _check_blocks(live: list[Sequence], blocks: BlockManager) -> None:
     """References are the tables, and nothing else."""
-    blocks.device.check(_count(block for sequence in live for block in sequence.block_ids if block))
-    blocks.host.check(_count(block for sequence in live for block in sequence.host_blocks.values()))
+    fixed = [block for sequence in live for block in sequence.fixed_ids]
+    assert not any(map(blocks.device.is_published, fixed)), "a fixed block is found by a hash"
+    tables = {block for sequence in live for block in sequence.block_ids if block}
+    assert len({*fixed, *tables}) == len(fixed) + len(tables), "a fixed block has two holders"
+    held = chain(fixed, blocks.fixed.held_sources, blocks.snapshots.held)
+    blocks.device.check(_count(chain(held, (block for sequence in live for block in sequence.block_ids if block))))
+    on_host = chain.from_iterable(chain(sequence.host_blocks.values(), sequence.fixed_host) for sequence in live)
+    blocks.host.check(_count(chain(on_host, blocks.spilled)))
 
 
 def _count(blocks: Iterable[int]) -> dict[int, int]:

@@ -64,6 +64,8 @@ def _start_anew(sequence: Sequence) -> None:
     sequence.last_step_id = 0
     sequence.block_ids = []
     sequence.host_blocks = {}
+    sequence.fixed_ids, sequence.fixed_host = [], []
+    sequence.decode_snapshot = 0
     # The next worker may have another block size.
     sequence.block_hashes = []
 

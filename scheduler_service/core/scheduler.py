@@ -37,7 +37,7 @@ class Scheduler:
 
     def __init__(self, config: CoreConfig, suspects: Suspects | None = None) -> None:
         self.config = config
-        self._costs = CostModel(config.block_size, len(config.kv_windows))
+        self._costs = CostModel(config.block_size, len(config.kv_windows), config.num_state_blocks)
         self._blocks = BlockManager(config, self._costs)
         self._queues = Queues(config.max_rows, config.aging_seconds if config.policy == "priority" else None)
         self._planner = Planner(config, self._queues, self._blocks, self._costs)

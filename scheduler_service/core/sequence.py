@@ -53,8 +53,11 @@ class Sequence:
     __slots__ = (
         "block_hashes",
         "block_ids",
+        "decode_snapshot",
         "error",
         "finish_reason",
+        "fixed_host",
+        "fixed_ids",
         "forked_from",
         "group",
         "grow_at",
@@ -78,6 +81,7 @@ class Sequence:
         "score",
         "sequence_id",
         "sequence_index",
+        "snapshots",
         "status",
         "stop_from",
         "stop_token_ids",
@@ -113,6 +117,12 @@ class Sequence:
         # prefill that a group with a window has no block yet.
         self.block_ids: list[int] = []
         self.host_blocks: dict[int, int] = {}  # place in the table: host block
+        # Blocks that it has from its beginning to its end, on the device or on the host: see FixedBlocks.
+        self.fixed_ids: list[int] = []
+        self.fixed_host: list[int] = []
+        # Positions at which its state will be copied, and the last one of these behind its prefill: see Snapshots.
+        self.snapshots: list[int] = []
+        self.decode_snapshot = 0
         self.grow_at = 0  # when num_scheduled is this, a decode needs a new block or a copy
         self.block_hashes: list[bytes] = []  # of full blocks, as far as they were needed
         self.publish_at = 0  # when num_computed is this, another block is full
@@ -209,6 +219,7 @@ class Group:
     __slots__ = (
         "arrived_at",
         "beams",
+        "is_prefilled",
         "max_length",
         "num_cached_tokens",
         "prompt_logprobs",
@@ -222,6 +233,7 @@ class Group:
         self.max_length = max_length
         self.arrived_at = arrived_at
         self.num_cached_tokens = 0
+        self.is_prefilled = False  # and its owner knows
         self.prompt_logprobs: list[Any] = []
         self.sequences = [Sequence(first_sequence_id + index, index, self) for index in range(spec.n)]
         self.sequences[0].token_ids = list(spec.prompt_token_ids)

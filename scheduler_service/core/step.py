@@ -120,6 +120,7 @@ class StepBuilder:
         "pieces",
         "pooled",
         "replaced",
+        "replaced_fixed",
         "restarted_ids",
         "rows",
         "sampled",
@@ -155,6 +156,7 @@ class StepBuilder:
         self.appended_sequence_ids: list[int] = []
         self.appended_block_ids: list[int] = []
         self.replaced: dict[int, Sequence] = {}
+        self.replaced_fixed: dict[int, Sequence] = {}
         self.swap_out: list[BlockPair] = []
         self.swap_in: list[BlockPair] = []
         self.takes_memory = False
@@ -232,13 +234,20 @@ class StepBuilder:
                 spec=sequence.group.spec,
                 num_beam_candidates=sequence.group.spec.num_beam_candidates,
                 max_length=max_length,
+                fixed_block_ids=tuple(sequence.fixed_ids),
             )
         )
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
         child.is_known = True
         self.forks.append(
-            Fork(parent.sequence_id, child.sequence_id, child.sequence_index, tuple(child.block_ids)),
+            Fork(
+                parent.sequence_id,
+                child.sequence_id,
+                child.sequence_index,
+                tuple(child.block_ids),
+                tuple(child.fixed_ids),
+            )
         )
 
     def add_appended(self, sequence: Sequence, block: int) -> None:
@@ -267,6 +276,7 @@ class StepBuilder:
             activated_loras=tuple(self.activated_loras),
             max_draft_tokens=tuple([self.drafts.get(each, 0) for each in self.rows]) if self.drafts else (),
             draft_prices=self.draft_prices,
+            replaced_fixed_tables=self._fixed_tables() if self.replaced_fixed else (),
         )
         sampled_ids = sequence_ids
         if self.pieces or self.beams or self.pooled:
@@ -289,6 +299,11 @@ class StepBuilder:
             return ()
         running = SequenceStatus.RUNNING
         return tuple((key, tuple(each.block_ids)) for key, each in self.replaced.items() if each.status is running)
+
+    def _fixed_tables(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        running = SequenceStatus.RUNNING
+        items = self.replaced_fixed.items()
+        return tuple((key, tuple(each.fixed_ids)) for key, each in items if each.status is running)
 
     def _count_work(self) -> StepWork:
         return StepWork(

@@ -86,6 +86,7 @@ class NewSequence:
 
     `num_beam_candidates`: if not 0, the worker answers this many of the likeliest tokens instead of sampling.
     `max_length`: the length at which it ends, for a worker that may draft; 0: it never drafts.
+    `fixed_block_ids`: blocks that it has to its end, if the model has layers with a state.
     """
 
     sequence_id: int
@@ -97,6 +98,7 @@ class NewSequence:
     spec: GroupSpec
     num_beam_candidates: int = 0
     max_length: int = 0
+    fixed_block_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Fork:
     child_id: int
     sequence_index: int
     block_ids: tuple[int, ...]
+    fixed_block_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,8 @@ class SchedulerOutput:
     `input_ids`: (sequence id, token id) of sequences that decode a token which the worker did not choose.
     `activated_loras`: (slot, adapter) of adapters that are put into a slot before the step is computed.
     `max_draft_tokens`: for each of `sequence_ids` how many tokens the worker may draft; empty: none. `draft_prices`: in
-    thousandths of a token, what each further draft of the step costs; empty: nothing.
+    thousandths of a token, what each further draft of the step costs; empty: nothing. `replaced_fixed_tables`: of those
+    of `replaced_tables` that have other fixed blocks than before.
     """
 
     step_id: int
@@ -135,6 +139,7 @@ class SchedulerOutput:
     activated_loras: tuple[tuple[int, int], ...] = ()
     max_draft_tokens: tuple[int, ...] = ()
     draft_prices: tuple[int, ...] = ()
+    replaced_fixed_tables: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,13 @@ def plan_cache(
 ) -> CachePlan:
     """Plans the pools and the model's length. Raises Misconfigured if the settings ask for too much."""
     cache, step = configuration.cache, configuration.scheduler
-    drafts = configuration.speculation.find_limits(configuration.parallel)
+    drafts = configuration.speculation.find_limits(configuration.parallel, available.num_state_blocks)
     kv_blocks = KvBlocks(
-        available.block_size, available.kv_windows, step.max_num_batched_tokens, drafts.max_draft_tokens
+        available.block_size,
+        available.kv_windows,
+        step.max_num_batched_tokens,
+        drafts.max_draft_tokens,
+        available.num_state_blocks,
     )
     num_device_blocks = cache.num_device_blocks or available.num_device_blocks
     try:
@@ -49,6 +53,7 @@ def plan_cache(
         max_num_batched_tokens=step.max_num_batched_tokens,
         max_num_seqs=step.max_num_seqs,
         **drafts._asdict(),
+        num_state_blocks=available.num_state_blocks,
     )
 
 
@@ -64,6 +69,8 @@ def find_least(available: Sequence[AvailableBlocks]) -> AvailableBlocks:
         available[0],
         num_device_blocks=min(each.num_device_blocks for each in available),
         num_host_blocks=min(each.num_host_blocks for each in available),
+        # Stages of a pipeline may have other numbers of layers with a state.
+        num_state_blocks=max(each.num_state_blocks for each in available),
     )
 
 
@@ -83,5 +90,6 @@ def plan_as(configuration: SchedulerConfiguration, cache: CacheInfo, available: 
         max_model_len=cache.max_model_len,
         max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
         max_num_seqs=configuration.scheduler.max_num_seqs,
-        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
+        **configuration.speculation.find_limits(configuration.parallel, cache.num_state_blocks)._asdict(),
+        num_state_blocks=cache.num_state_blocks,
     )

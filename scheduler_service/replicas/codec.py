@@ -52,6 +52,7 @@ def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelR
                 child_sequence_id=fork.child_id,
                 sequence_index=fork.sequence_index,
                 block_ids=fork.block_ids,
+                fixed_block_ids=fork.fixed_block_ids,
             )
             for fork in output.forks
         ],
@@ -59,10 +60,7 @@ def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelR
         num_new_tokens=output.num_new_tokens,
         appended_sequence_ids=output.appended_sequence_ids,
         appended_block_ids=output.appended_block_ids,
-        replaced_tables=[
-            worker_pb2.BlockTable(sequence_id=sequence_id, block_ids=block_ids)
-            for sequence_id, block_ids in output.replaced_tables
-        ],
+        replaced_tables=_encode_tables(output) if output.replaced_tables else (),
         blocks_to_swap_out=_encode_pairs(output.blocks_to_swap_out),
         blocks_to_swap_in=_encode_pairs(output.blocks_to_swap_in),
         blocks_to_copy=_encode_pairs(output.blocks_to_copy),
@@ -105,7 +103,16 @@ def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
         lora_id=sequence.spec.lora_id,
         pooling_params=sequence.spec.pooling,
         max_length=sequence.max_length,
+        fixed_block_ids=sequence.fixed_block_ids,
     )
+
+
+def _encode_tables(output: SchedulerOutput) -> list[worker_pb2.BlockTable]:
+    fixed = dict(output.replaced_fixed_tables)
+    return [
+        worker_pb2.BlockTable(sequence_id=key, block_ids=block_ids, fixed_block_ids=fixed.get(key, ()))
+        for key, block_ids in output.replaced_tables
+    ]
 
 
 def _encode_pairs(pairs: Sequence[BlockPair]) -> worker_pb2.BlockPairs | None:

@@ -333,6 +333,8 @@ def make_core_config(
         weights_version=weights_version,
         whole_prompts=whole_prompts,
         kv_windows=cache.kv_windows,
-        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
+        num_state_blocks=cache.num_state_blocks,
+        state_snapshot_tokens=configuration.cache.state_snapshot_tokens,
+        **configuration.speculation.find_limits(configuration.parallel, cache.num_state_blocks)._asdict(),
         prices_drafts=configuration.speculation.speculation == "auto",
     )

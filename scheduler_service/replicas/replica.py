@@ -42,7 +42,7 @@ FORM_GROUP_SECONDS = 30.0
 # Facts that must be equal at all ranks of a replica: otherwise the ranks would compute different models.
 _OF_THE_MODEL = ("model_digest", "vocab_size", "max_model_len", "task")
 _OF_THE_WEIGHTS = ("weights_digest",)
-_OF_THE_CACHE = ("determinism_id", "batch_invariant", "kv_windows")
+_OF_THE_CACHE = ("determinism_id", "batch_invariant", "kv_windows", "num_state_blocks")
 _POOLS = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 
 T = TypeVar("T")

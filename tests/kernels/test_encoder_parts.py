@@ -43,7 +43,7 @@ def test_the_second_text_of_a_pair_has_its_own_type(kernels: Kernels) -> None:
 
 
 def without_window(config: ModelConfig) -> ModelConfig:
-    layers = (replace(layer, attention=replace(layer.attention, window=None)) for layer in config.layers)
+    layers = (replace(layer, mixer=replace(layer.mixer, window=None)) for layer in config.layers)
     return replace(config, layers=tuple(layers))
 
 

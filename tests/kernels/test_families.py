@@ -134,7 +134,7 @@ def each_layer(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
 
 def each_attention(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
     def change(config: ModelConfig) -> ModelConfig:
-        layers = (replace(layer, attention=replace(layer.attention, **changes)) for layer in config.layers)
+        layers = (replace(layer, mixer=replace(layer.mixer, **changes)) for layer in config.layers)
         return replace(config, layers=tuple(layers))
 
     return change

@@ -101,7 +101,7 @@ def test_all_kernels_give_the_bits_of_the_reference_in_products(kernels: str):
     results = list[Tensor]()
     for name in (kernels, "reference"):
         loaded = load(folder, torch.float32, name)
-        results.append(loaded.backend.linear(rows, loaded.model.layers[0].qkv.packed))
+        results.append(loaded.backend.linear(rows, loaded.model.layers[0].mixer.qkv.packed))
     assert torch.equal(*results)
 
 

@@ -219,6 +219,8 @@ class ForwardBatch:
     pooled: tuple[PooledPiece, ...] = ()
     rejections: tuple[tuple[int, BlockyardError], ...] = ()
     proposal: Proposal | None = None
+    fixed_tables: npt.NDArray[np.int32] | None = None
+    """[C, fixed blocks of a sequence], contiguous; None: sequences have none."""
 
     @property
     def pooled_rows(self) -> Array:
@@ -269,7 +271,7 @@ def divide_tables(tables: npt.NDArray[np.int32], num_groups: int) -> npt.NDArray
     """Divides tables [n, width * groups] by KV groups -> [groups * n, width], contiguous."""
     if num_groups == 1:
         return tables
-    count, width = len(tables), tables.shape[1] // num_groups
+    count, width = len(tables), tables.shape[1] // max(num_groups, 1)
     by_group = tables.reshape(count, width, num_groups).transpose(2, 0, 1)
     return np.ascontiguousarray(by_group).reshape(num_groups * count, width)
 

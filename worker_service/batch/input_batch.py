@@ -7,7 +7,7 @@ its layout until a step differs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from worker_service.batch.forward_batch import (
 from worker_service.batch.progress import PROGRESS, RowProgress
 from worker_service.batch.row_requests import NO_LENGTH, RequestTable, RowRequests, with_rows
 from worker_service.batch.steady_rows import make_steady_rows
+from worker_service.batch.tables import find_filled, find_kept
 from worker_service.sampling.sampler import SampleRows
 from worker_service.step import NO_IDS, Array, ForkedRow, NewRow, Step
 
@@ -60,8 +61,9 @@ class InputBatch:
         self._rejections: dict[int, BlockyardError] = {}
         self._free: list[int] = []
         self._requests = RequestTable(limits.vocab_size, limits.rule, grammars)
-        # The last row belongs to no sequence and stays zero.
+        # The last row of these two belongs to no sequence and stays zero.
         self._progress = np.zeros(1, PROGRESS)
+        self._fixed_tables = np.zeros((1, limits.num_state_blocks), np.int32)
         self._token_ids = np.zeros((0, limits.max_model_len + 1), np.int32)
         self._block_tables = np.zeros((0, limits.max_num_blocks), np.int32)
         # The number of sequences that each row has had.
@@ -123,7 +125,20 @@ class InputBatch:
 
     def filled_blocks(self) -> list[int]:
         """Returns the device blocks that hold tokens of live sequences which some query may still see, sorted."""
-        return _find_filled(self._progress, self._block_tables, list(self._row_of.values()), self.limits)
+        return find_filled(self._progress, self._block_tables, list(self._row_of.values()), self.limits)
+
+    def filled_fixed_blocks(self) -> list[int]:
+        """Returns the fixed blocks of live sequences that have computed tokens, sorted."""
+        rows = [row for row in self._row_of.values() if self._progress["num_computed_tokens"][row]]
+        return sorted(set(self._fixed_tables[rows].ravel().tolist()))
+
+    def fixed_tables_of(self, sequence_ids: tuple[int, ...]) -> Array:
+        """Copies the fixed blocks of sequences [n, num_state_blocks]; zeros for an unknown id."""
+        return self._fixed_tables[self._find_rows(sequence_ids)].astype(np.int64)
+
+    def kept_blocks_of(self, sequence_ids: tuple[int, ...]) -> Array:
+        """Returns the blocks of sequences in the KV groups that keep all tokens; of an unknown one none."""
+        return find_kept(self._progress, self._block_tables, self._find_rows(sequence_ids), self.limits)
 
     def apply(self, step: Step) -> None:
         """Makes a checked step's changes to rows: fork, forget, add, take the scheduler's ids, update tables.
@@ -149,6 +164,8 @@ class InputBatch:
             self._append_blocks(step.appended_sequence_ids, step.appended_block_ids)
         for sequence_id, block_ids in step.replaced_tables:
             self._write_table(self._row_of[sequence_id], block_ids)
+        for sequence_id, fixed_ids in step.replaced_fixed_tables:
+            self._fixed_tables[self._row_of[sequence_id]] = fixed_ids
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
         """Frees the rows of sequences; unknown ids are ignored."""
@@ -178,6 +195,7 @@ class InputBatch:
         self._token_ids = token_ids
         self._progress = with_rows(self._progress, num_rows + 1)
         self._block_tables = with_rows(self._block_tables, num_rows)
+        self._fixed_tables = with_rows(self._fixed_tables, num_rows + 1)
         self._owners = with_rows(self._owners, num_rows)
         if self._drafts is not None:
             self._drafts.grow(num_rows)
@@ -192,6 +210,7 @@ class InputBatch:
         self._progress[row] = (len(sequence.token_ids), sequence.num_computed_tokens, 0, ended)
         self._token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
         self._write_table(row, sequence.block_ids)
+        self._fixed_tables[row] = sequence.fixed_block_ids
 
     def _fork(self, fork: ForkedRow) -> None:
         parent = self._row_of[fork.parent_id]
@@ -203,6 +222,7 @@ class InputBatch:
         self._progress[child] = self._progress[parent]
         self._token_ids[child, :num_tokens] = self._token_ids[parent, :num_tokens]
         self._write_table(child, fork.block_ids)
+        self._fixed_tables[child] = fork.fixed_block_ids
 
     def _write_table(self, row: int, block_ids: Array) -> None:
         self._block_tables[row, : len(block_ids)] = block_ids
@@ -248,6 +268,7 @@ class InputBatch:
             pooled=find_pooled(step, layout, lengths, progress["num_tokens"], self._requests.poolings),
             rejections=find_rejections(step, self._rejections),
             proposal=drafted.proposal,
+            fixed_tables=self._fixed_tables[layout.rows] if self.limits.num_state_blocks else None,
         )
 
     def _draft(self, step: Step, rows: Array) -> StepDrafts:
@@ -367,18 +388,3 @@ class InputBatch:
     def end(self, rows: Array) -> None:
         if not self.takes_ids:
             self._progress["ended"][rows] = True
-
-
-def _find_filled(
-    progress: npt.NDArray[np.void], tables: npt.NDArray[Any], rows: list[int], limits: BatchLimits
-) -> list[int]:
-    """Returns the blocks of some rows that hold tokens, sorted. `progress` and `tables` are those of InputBatch."""
-    filled: set[int] = set()
-    num_tokens = progress["num_computed_tokens"][rows]
-    for group, window in enumerate(limits.kv_windows):
-        own = tables[rows, group :: limits.num_kv_groups]
-        places = np.arange(own.shape[1])
-        first = np.maximum(num_tokens - window + 1, 0) // limits.block_size if window else 0 * num_tokens
-        is_filled = (places < -(-num_tokens // limits.block_size)[:, None]) & (places >= first[:, None])
-        filled.update(own[is_filled].tolist())
-    return sorted(filled)

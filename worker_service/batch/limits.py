@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
@@ -29,6 +29,8 @@ class BatchLimits:
     max_draft_rows: int = 0
     whole_prompts: bool = False
     """Whether a prompt is computed in one step, whole."""
+    num_state_blocks: int = 0
+    """The fixed blocks of each sequence."""
 
     @classmethod
     def of(
@@ -40,6 +42,7 @@ class BatchLimits:
         block_size: int,
         max_num_batched_tokens: int,
         drafts: tuple[int, int] = (0, 0),
+        num_state_blocks: int = 0,
     ) -> BatchLimits:
         encoder = config.encoder
         return cls(
@@ -54,6 +57,7 @@ class BatchLimits:
             encoder.num_token_types if encoder else 0,
             *drafts,
             whole_prompts=encoder is not None,
+            num_state_blocks=num_state_blocks,
         )
 
     @property
@@ -65,3 +69,10 @@ class BatchLimits:
     def max_num_blocks(self) -> int:
         """The most blocks of one table: a full sequence's blocks, and one more per group that is allocated ahead."""
         return (-(-self.max_model_len // self.block_size) + 1) * self.num_kv_groups
+
+    def count_slots(self, num_blocks: Any) -> Any:
+        """Counts the tokens that tables of `num_blocks` blocks, a number or an array, have room for.
+
+        Without KV groups a table has no blocks, and there is room for all tokens.
+        """
+        return num_blocks // self.num_kv_groups * self.block_size if self.kv_windows else self.max_model_len

@@ -47,7 +47,7 @@ def make_steady_rows(
         limits: the sizes of rows.
         num_device_blocks: how many there are.
     """
-    if requests.rule is not None or (rows < 0).any():
+    if requests.rule is not None or limits.num_state_blocks or (rows < 0).any():
         return None
     columns, lists = requests.columns[rows], requests.lists_of(rows)
     asks = (columns["logprobs"] >= 0) | (columns["num_beam_candidates"] > 0) | (columns["lora_id"] != 0)

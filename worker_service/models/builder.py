@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.contract.pooling import PoolingKind
-from blockyard.model_config.decoder_config import Experts, Layer, is_widely_served, norms_of
+from blockyard.model_config.decoder_config import Experts, is_widely_served, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
+from blockyard.model_config.recurrent import Recurrent
 from blockyard.model_config.share import Share
-from blockyard_kernels.arena import Arena, keep
-from blockyard_kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts, Router
+from blockyard_kernels.mixture.ops import ExpertShape, Router
 from blockyard_kernels.select import make_arena
-from blockyard_kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec, LogitTransform, QueryKeyNorms
+from blockyard_kernels.shapes import Activation, LinearSpec, LogitTransform, QueryKeyNorms
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer, Norms
+from worker_service.models.mixers.attention import AttentionMixer
+from worker_service.models.mixers.recurrent_reading import RecurrentReader
 from worker_service.models.mlp.mlp import MLP, Feed, MoE
 from worker_service.models.mlp.tensors import ExpertTensors
 from worker_service.models.packed_files import PackedWeights
 from worker_service.models.projections import (
-    WHOLE,
     Cut,
-    ModuleNames,
     Projection,
     ProjectionRows,
-    concatenate,
     halves_order,
     join,
-    take,
-    thirds_order,
+    parts_order,
 )
-from worker_service.models.quantized.reading import QuantizedReader
 from worker_service.pooling.head import PoolingHead, read_products
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
-    from blockyard.model_config import decoder_config
-    from blockyard.model_config.stored_weights import StoredWeights
+    from blockyard.model_config.decoder_config import Attention, Mlp
+    from blockyard_kernels.arena import Arena
     from blockyard_kernels.ops import Backend
-    from blockyard_kernels.packed import PackedLinear, WeightRows
+    from blockyard_kernels.packed import PackedLinear
+    from worker_service.models.mixers import Mixer
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.weight_files import Weights
 
@@ -71,102 +68,7 @@ def build_decoder(
     return NetworkBuilder(config, backend, files, Share.of(config, parallel), arena).build()
 
 
-class PartReader:
-    """Reads a rank's parts of tensors, under the names of the architecture's checkpoints, and packs them."""
-
-    def __init__(self, config: ModelConfig, backend: Backend, files: Weights, share: Share, arena: Arena) -> None:
-        self._config = config
-        self._arena = arena
-        self._backend = backend
-        self._files = files
-        self._share = share
-        self._names = ModuleNames.find(config.names, files)
-        stored = config.stored
-        self._quantized = QuantizedReader(stored, files, config.dtype) if stored is not None else None
-        self._has_found_two = False
-        # Whether the current tensors belong to another stage: they count in the digest, but are not read.
-        self._passes_over = False
-
-    def _pack(self, weights: WeightRows, bias: Tensor | None = None, spec: LinearSpec = PLAIN_LINEAR) -> PackedLinear:
-        """Packs a weight. For a weight of another stage the result is a placeholder that the caller drops."""
-        if self._passes_over:
-            return cast("PackedLinear", None)
-        return self._backend.pack_linear(weights, bias, spec, self._arena)
-
-    def _pack_router(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        if self._passes_over:
-            return cast("PackedLinear", None)
-        assert self._backend.mixture is not None, "it has all ops"
-        return self._backend.mixture.pack_router(weight, bias, self._arena)
-
-    def _pack_experts(self, experts: Iterable[ExpertWeights], shape: ExpertShape) -> PackedExperts:
-        if self._passes_over:
-            deque(experts, maxlen=0)
-            return cast("PackedExperts", None)
-        assert self._backend.mixture is not None, "it has all ops"
-        return self._backend.mixture.pack_experts(experts, shape, self._arena)
-
-    def _norm(self, name: str, norm: decoder_config.Norm, width: int) -> NormLayer:
-        dtype = torch.float32 if norm.is_held_wide else self._config.dtype
-        weight = self._norm_tensor(f"{name}.weight", width, dtype, norm.offset) if norm.has_weight else None
-        bias = self._norm_tensor(f"{name}.bias", width, dtype) if norm.has_bias else None
-        return NormLayer(norm.kind, norm.epsilon, weight, bias)
-
-    def _norm_tensor(self, name: str, width: int, dtype: torch.dtype, offset: float = 0.0) -> Tensor:
-        tensor = self._read(name, width).to(dtype)
-        return self._keep(tensor + offset if offset and not tensor.is_meta else tensor)
-
-    def _weight(self, module: ProjectionRows) -> Tensor:
-        stored = self._read(f"{module.name}.weight", *module.stored_shape, part=module.stored_part)
-        return module.arrange(stored.t().contiguous() if module.is_transposed else stored)
-
-    def _weights(self, modules: tuple[ProjectionRows, ...]) -> WeightRows:
-        """Reads weights of the same input, quantized if the checkpoint is."""
-        reader = self._quantized
-        are_quantized = {reader is not None and self._is_quantized(reader.stored, module.name) for module in modules}
-        if len(are_quantized) > 1:
-            names = ", ".join(module.name for module in modules)
-            raise unusable(f"{names} are computed as one product, and config.json has only some of them quantized")
-        if reader is None or not are_quantized.pop():
-            return [self._weight(module) for module in modules]
-        if self._passes_over:
-            reader.pass_over(modules)
-            return []
-        return reader.read(modules)
-
-    def _is_quantized(self, stored: StoredWeights, module: str) -> bool:
-        return (module != self._names.head or stored.has_head) and stored.covers(module)
-
-    def _bias(self, modules: Sequence[ProjectionRows]) -> Tensor:
-        read = (self._read(f"{module.name}.bias", module.out_features, part=(module.parts,)) for module in modules)
-        return concatenate([module.arrange(bias) for module, bias in zip(modules, read, strict=True)]).clone()
-
-    def _keep(self, tensor: Tensor) -> Tensor:
-        """Copies a tensor into the arena, since a tensor that was read may be a view of a mapped file."""
-        return tensor if self._passes_over else keep(self._arena, tensor)
-
-    def _read(
-        self, name: str, *shape: int, part: Sequence[Sequence[slice]] = (), dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """Returns a part of a tensor in a dtype (None: the model's dtype), possibly a view of the mapped file.
-
-        It is a meta tensor if another stage has it, or if the source fills the packed memory itself.
-        """
-        dtype = dtype or self._config.dtype
-        if self._passes_over:
-            self._files.pass_over(name, shape)
-            return take(torch.empty(shape, dtype=dtype, device="meta"), part)
-        tensor = self._read_part(name, shape, part)
-        if (tensor.dtype is torch.uint8) is not (dtype is torch.uint8) and not tensor.is_meta:
-            raise unusable(f"{name} is stored as {tensor.dtype}: the weights do not belong to their config.json")
-        return tensor if tensor.is_meta else tensor.to(self._backend.device, dtype)
-
-    def _read_part(self, name: str, shape: tuple[int, ...], part: Sequence[Sequence[slice]]) -> Tensor:
-        tensor = self._files.read(name, shape)
-        return take(tensor, part) if tuple(tensor.shape) == shape else tensor
-
-
-class NetworkBuilder(PartReader):
+class NetworkBuilder(RecurrentReader):
     """Reads all tensors of a network and builds it."""
 
     def build(self) -> DecoderModel:
@@ -272,21 +174,31 @@ class NetworkBuilder(PartReader):
                     for which in norms_of(layer.placement)
                 }
             ),
-            qkv=self._linear(self._qkv(prefix, layer), bias=layer.attention.qkv_bias),
-            qk_norms=self._qk_norms(prefix, layer),
-            output=self._row_parallel(
-                prefix + names.output, self._cuts(layer)[0], self._share.output_leaves, bias=layer.attention.output_bias
-            ),
-            sinks=self._sinks(prefix, layer) if layer.attention.has_sinks else None,
-            feed=self._feed(prefix, layer),
+            mixer=self._mixer(prefix, index, layer.mixer),
+            feed=self._feed(prefix, layer.feed),
         )
 
-    def _feed(self, prefix: str, layer: Layer) -> Feed:
-        feed, inner, leaves = layer.feed, self._cuts(layer)[2], self._share.down_leaves
+    def _mixer(self, prefix: str, index: int, mixer: Attention | Recurrent) -> Mixer:
+        if isinstance(mixer, Recurrent):
+            return self._recurrent(prefix, index, mixer)
+        return self._attention(prefix, mixer)
+
+    def _attention(self, prefix: str, attention: Attention) -> AttentionMixer:
+        query, output = self._cuts(attention)[0], prefix + self._config.names.output
+        return AttentionMixer(
+            config=attention,
+            qkv=self._linear(self._qkv(prefix, attention), bias=attention.qkv_bias),
+            norms=self._qk_norms(prefix, attention),
+            output=self._row_parallel(output, query, self._share.output_leaves, bias=attention.output_bias),
+            sinks=self._sinks(prefix, attention) if attention.has_sinks else None,
+        )
+
+    def _feed(self, prefix: str, feed: Mlp | Experts) -> Feed:
+        inner, leaves = Cut(feed.inner_features, self._share.mlp), self._share.down_leaves
         if isinstance(feed, Experts):
             return self._mixture(prefix, feed, inner)
         gate_up = self._linear(
-            self._inner(prefix, layer),
+            self._inner(prefix, feed, inner),
             bias=feed.has_bias,
             spec=LinearSpec(gated=feed.is_gated, activation=Activation(feed.activation.value)),
         )
@@ -310,25 +222,28 @@ class NetworkBuilder(PartReader):
         routing = Router(feed.router.top_k, feed.router.renormalises)
         return MoE(Projection(router, (module,)), routing, experts, tensors)
 
-    def _sinks(self, prefix: str, layer: Layer) -> Tensor:
+    def _sinks(self, prefix: str, attention: Attention) -> Tensor:
         part = ((_slice(self._share.heads),),)
-        sinks = self._read(prefix + self._config.names.sinks, layer.attention.num_heads, part=part)
+        sinks = self._read(prefix + self._config.names.sinks, attention.num_heads, part=part)
         return self._keep(sinks.float())
 
-    def _cuts(self, layer: Layer) -> tuple[Cut, Cut, Cut]:
-        """Cuts a layer's queries, its keys or values, and its inner features."""
-        attention, share = layer.attention, self._share
-        query = Cut(attention.num_heads, share.heads, attention.head_dim)
-        key = Cut(attention.num_kv_heads, share.kv_heads, attention.head_dim)
-        return query, key, Cut(layer.feed.inner_features, share.mlp)
+    def _cuts(self, attention: Attention) -> tuple[Cut, Cut]:
+        """Cuts a layer's queries, and its keys or values."""
+        query = Cut(attention.num_heads, self._share.heads, attention.head_dim)
+        return query, Cut(attention.num_kv_heads, self._share.kv_heads, attention.head_dim)
 
-    def _qkv(self, prefix: str, layer: Layer) -> tuple[ProjectionRows, ...]:
-        config, names, attention = self._config, self._config.names, layer.attention
-        query, key, _ = self._cuts(layer)
+    def _qkv(self, prefix: str, attention: Attention) -> tuple[ProjectionRows, ...]:
+        config, names = self._config, self._config.names
+        query, key = self._cuts(attention)
         modules = ((names.query, query), (names.key, key), (names.value, key))
+        if attention.gates_output:
+            cut = Cut(attention.num_heads, self._share.heads, 2 * attention.head_dim)
+            order = parts_order(2, len(cut.units), attention.head_dim)
+            gated = self._rows(prefix + names.query, cut.size, (cut.part,), order=order)
+            return (gated, *self._columns(prefix, modules[1:]))
         if names.row_order is RowOrder.HEADS_INTERLEAVED:
             cut = Cut(attention.num_heads, self._share.heads, 3 * attention.head_dim)
-            order = thirds_order(len(cut.units), attention.head_dim)
+            order = parts_order(3, len(cut.units), attention.head_dim)
             return (self._rows(prefix + names.query, cut.size, (cut.part,), order=order),)
         if names.row_order is RowOrder.PLAIN or attention.rotary is None:
             return self._columns(prefix, modules)
@@ -339,9 +254,9 @@ class NetworkBuilder(PartReader):
             for (name, cut), order in zip(modules, [*orders, None], strict=True)
         )
 
-    def _inner(self, prefix: str, layer: Layer) -> tuple[ProjectionRows, ...]:
-        names, inner = self._config.names, self._cuts(layer)[2]
-        gates = ((names.gate, inner),) if layer.feed.is_gated else ()
+    def _inner(self, prefix: str, feed: Mlp, inner: Cut) -> tuple[ProjectionRows, ...]:
+        names = self._config.names
+        gates = ((names.gate, inner),) if feed.is_gated else ()
         return self._columns(prefix, (*gates, (names.up, inner)))
 
     def _columns(self, prefix: str, modules: Sequence[tuple[str, Cut]]) -> tuple[ProjectionRows, ...]:
@@ -356,12 +271,8 @@ class NetworkBuilder(PartReader):
         total = sum(cut.size for _, cut in modules)
         return (self._rows(prefix + modules[0][0], total, join(parts)),)
 
-    def _rows(self, name: str, size: int, parts: tuple[slice, ...], order: Tensor | None = None) -> ProjectionRows:
-        is_transposed = self._config.names.are_transposed
-        return ProjectionRows(name, size, self._config.hidden_size, parts, order=order, is_transposed=is_transposed)
-
-    def _qk_norms(self, prefix: str, layer: Layer) -> QueryKeyNorms | None:
-        attention, names, norm = layer.attention, self._config.names, layer.attention.qk_norm
+    def _qk_norms(self, prefix: str, attention: Attention) -> QueryKeyNorms | None:
+        names, norm = self._config.names, attention.qk_norm
         if norm is None:
             return None
         widths = (attention.head_dim, attention.head_dim)
@@ -373,21 +284,6 @@ class NetworkBuilder(PartReader):
         )
         assert query.weight is not None and key.weight is not None
         return QueryKeyNorms(query.weight, key.weight, norm.epsilon, attention.norms_whole_rows, attention.norms_turned)
-
-    def _linear(
-        self, modules: tuple[ProjectionRows, ...], *, bias: bool, spec: LinearSpec = PLAIN_LINEAR
-    ) -> Projection:
-        """Reads projections of the same input and packs this rank's outputs as one."""
-        weights = self._weights(modules)
-        return Projection(self._pack(weights, self._bias(modules) if bias else None, spec), modules)
-
-    def _row_parallel(self, name: str, inputs: Cut, leaves: int, *, bias: bool) -> Projection:
-        """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""
-        hidden, is_transposed = self._config.hidden_size, self._config.names.are_transposed
-        module = ProjectionRows(name, hidden, inputs.size, WHOLE, inputs.part, is_transposed=is_transposed)
-        weights = self._weights((module,))
-        added = self._read(name + ".bias", hidden).clone() if bias else None
-        return Projection(self._pack(weights, added, LinearSpec(leaves=leaves, partial=self._share.is_cut)), (module,))
 
 
 def _slice(numbers: range) -> slice:

@@ -7,6 +7,7 @@ requests, sampling or the allocation of blocks.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ import torch
 
 from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
 from blockyard.model_config.kv_groups import KvGroups
+from blockyard.model_config.state import StatePlan
 from blockyard_kernels.lora import VirtualRows
 from blockyard_kernels.ops import AttentionBatch, Backend, kv_pool_shape
 from blockyard_kernels.shapes import AttentionShape
 from worker_service.models.description import Module, OtherModule, describe_modules, list_modules
-from worker_service.models.layers import DecoderLayer, Embedding, LMHead, SharedVocabulary, StepContext
+from worker_service.models.layers import DecoderLayer, Embedding, LMHead, SharedVocabulary
 from worker_service.models.rotary import PART, rotary_table
+from worker_service.models.step_context import StepContext
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +78,9 @@ class DecoderModel:
             attention.scale,
             attention.softcap,
             is_causal=config.encoder is None,
+            has_gates=attention.gates_output,
         )
+        self._states: StatePlan | None = None
         self._first_token = share.vocabulary.start if share.is_cut else None
         scale = torch.tensor(config.embedding_scale, dtype=config.dtype)
         self._embedding_scale = scale.item() if config.rounds_embedding_scale else config.embedding_scale
@@ -169,7 +174,10 @@ class DecoderModel:
             backend.embedding(batch.positions, table).unflatten(1, (-1, rotary.rotated(self.config.head_dim)))
             for rotary, table in zip(self.config.rotaries, self._tables, strict=True)
         ]
-        context = StepContext(backend, batch, kv_pool, rotaries, self._shape, self.kv_groups.places(self.share.layers))
+        places = self.kv_groups.places(self.share.layers)
+        context = StepContext(
+            backend, batch, kv_pool, rotaries, self._shape, places, self.plan_states(kv_pool[0].nbytes)
+        )
         hidden, residual = self._begin(token_ids, batch, token_types), None
         for layer in self.layers:
             hidden, residual = layer.forward(hidden, residual, context)
@@ -183,6 +191,17 @@ class DecoderModel:
         total = hidden if residual is None else backend.add(hidden, residual, scale)
         backend.send(total)
         return total
+
+    def plan_states(self, block_bytes: int) -> StatePlan | None:
+        """Places the states of recurrent layers in blocks of that many bytes; None without such layers.
+
+        Raises BlockyardError MODEL_NOT_LOADED if a part of a state is larger than a block.
+        """
+        if self.config.recurrent is None:
+            return None
+        if self._states is None or self._states.block_bytes != block_bytes:
+            self._states = StatePlan.of(self.config, block_bytes, self.share)
+        return self._states
 
     def _begin(self, token_ids: Tensor, batch: AttentionBatch, token_types: Tensor | None) -> Tensor:
         backend, config, beginning = self._backend, self.config, self._beginning
@@ -248,11 +267,20 @@ class DecoderModel:
         num_blocks, lengths = FINGERPRINT_TOKENS // FINGERPRINT_BLOCK_SIZE, [FINGERPRINT_TOKENS]
         block_tables = np.arange(groups.num_groups * num_blocks).reshape(-1, num_blocks)
         sizes = FINGERPRINT_BLOCK_SIZE, config.sliding_window, groups.num_groups
-        batch = self._backend.plan_attention(lengths, lengths, block_tables, *sizes)
         heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim
         shape = kv_pool_shape(block_tables.size, groups.count_layers(share.layers), *heads)
+        block_bytes = math.prod(shape[1:]) * config.dtype.itemsize
+        num_states = self.count_state_blocks(block_bytes)
+        fixed_tables = block_tables.size + np.arange(num_states)[None]
+        batch = self._backend.plan_attention(lengths, lengths, block_tables, *sizes, fixed_tables=fixed_tables)
+        shape = (block_tables.size + num_states, *shape[1:])
         pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
         return self.forward(token_ids, batch, pool)
+
+    def count_state_blocks(self, block_bytes: int) -> int:
+        """Counts the blocks that hold the state of a sequence on this rank; 0: no layer has a state."""
+        states = self.plan_states(block_bytes)
+        return states.num_blocks if states else 0
 
     def modules(self) -> list[Module | OtherModule]:
         """Lists this rank's modules in the order of a step; None while the weights are dropped."""

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from blockyard.model_config.decoder_config import NormKind
+from worker_service.models.mixers.recurrent import RecurrentMixer
 from worker_service.models.mlp.mlp import MLP, MoE
 from worker_service.models.projections import ModuleNames, Projection, ProjectionRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from blockyard.model_config.names import Names, RecurrentNames
     from blockyard.model_config.share import Share
     from blockyard_kernels.packed import PackedLinear
     from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer
+    from worker_service.models.mixers.attention import AttentionMixer
     from worker_service.models.model_config import ModelConfig
     from worker_service.pooling.head import PoolingHead
 
@@ -163,16 +166,10 @@ def _layer_modules(
     for name in ("pre_attention", "post_attention", "pre_feed", "post_feed"):
         match name:
             case "post_attention":
-                yield linear(layer.qkv, heads + key_heads)
-                if layer.qk_norms is not None:
-                    for which, weight in (
-                        (within_layer.query_norm, layer.qk_norms.query),
-                        (within_layer.key_norm, layer.qk_norms.key),
-                    ):
-                        yield _whole(prefix + which, "RMSNorm", weight, which, index)
-                if layer.sinks is not None:
-                    yield _sinks(prefix + within_layer.sinks, within_layer.sinks, index, heads, layer.sinks)
-                yield linear(layer.output, heads)
+                if isinstance(layer.mixer, RecurrentMixer):
+                    yield from _recurrent_modules(layer.mixer, linear, prefix, within_layer.recurrent, index)
+                else:
+                    yield from _attention_modules(layer.mixer, linear, prefix, within_layer, index, heads, key_heads)
             case "post_feed":
                 if isinstance(layer.feed, MLP):
                     yield linear(layer.feed.gate_up, features)
@@ -186,17 +183,52 @@ def _layer_modules(
             yield from _norm(prefix + getattr(within_layer, name), norms[name], getattr(within_layer, name), index)
 
 
-def _sinks(full_name: str, name: str, layer: int, cut: str, sinks: Tensor) -> OtherModule:
+def _attention_modules(
+    mixer: AttentionMixer, linear: Callable[[Projection, str], Module], prefix: str, names: Names, layer: int, *cut: str
+) -> Iterator[Module | OtherModule]:
+    """`cut`: this rank's heads, and its KV heads, in words."""
+    yield linear(mixer.qkv, "".join(cut))
+    if mixer.norms is not None:
+        for name, weight in ((names.query_norm, mixer.norms.query), (names.key_norm, mixer.norms.key)):
+            yield _whole(prefix + name, "RMSNorm", weight, name, layer)
+    if mixer.sinks is not None:
+        yield _other(prefix, names.sinks, "Sinks", mixer.sinks, layer, cut[0])
+    yield linear(mixer.output, cut[0])
+
+
+def _recurrent_modules(
+    mixer: RecurrentMixer,
+    linear: Callable[[Projection, str], Module],
+    prefix: str,
+    names: RecurrentNames,
+    layer: int,
+) -> Iterator[Module | OtherModule]:
+    weights = mixer.weights
+    yield linear(mixer.inputs, "")
+    yield _other(prefix, f"{names.conv}.weight", "Convolution", weights.conv[:, None], layer)
+    for name, kind, tensor in (
+        (f"{names.conv}.bias", "Bias", weights.conv_bias),
+        (names.decay_log, "Rates of decay", weights.decay_log),
+        (names.step_bias, "Bias", weights.step_bias),
+        (f"{names.norm}.weight", "RMSNorm", weights.norm),
+    ):
+        if tensor is not None:
+            yield _other(prefix, name, kind, tensor, layer)
+    yield linear(mixer.output, "")
+
+
+def _other(prefix: str, name: str, kind: str, tensor: Tensor, layer: int, cut: str = "") -> OtherModule:
+    full_name, dtype = prefix + name, str(tensor.dtype).removeprefix("torch.")
     return OtherModule(
-        name,
-        "Sinks",
-        tuple(sinks.shape),
-        "float32",
+        name.removesuffix(".weight"),
+        kind,
+        tuple(tensor.shape),
+        dtype,
         layer,
         cut,
-        sinks.nbytes,
+        tensor.nbytes,
         frozenset({full_name}),
-        lambda: iter([(full_name, sinks.clone())]),
+        lambda: iter([(full_name, tensor.clone())]),
     )
 
 

@@ -1,7 +1,6 @@
-"""One decoder layer in terms of the op set: attention, an MLP or experts, and norms before or after them.
+"""One decoder layer in terms of the op set: a mixer, an MLP or experts, and norms before or after them.
 
-Every product goes through `Backend.linear`, `Backend.mixture` and `Backend.paged_attention`; nothing here multiplies
-matrices itself. Knows no files.
+Every product goes through the backend; nothing here multiplies matrices itself. Knows no files.
 """
 
 from __future__ import annotations
@@ -16,38 +15,20 @@ from blockyard.model_config.decoder_config import Layer, NormKind, Placement
 from blockyard.model_config.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from torch import Tensor
 
     from blockyard_kernels.collectives import Collectives
-    from blockyard_kernels.lora import LoraRows
-    from blockyard_kernels.ops import AttentionBatch, Backend, PackedLinear
-    from blockyard_kernels.shapes import AttentionShape, QueryKeyNorms
+    from blockyard_kernels.ops import Backend, PackedLinear
+    from worker_service.models.mixers import Mixer
     from worker_service.models.mlp.mlp import Feed
     from worker_service.models.projections import Projection
+    from worker_service.models.step_context import StepContext
     from worker_service.pooling.head import PoolingHead
 
 
 NORM_NAMES = ("pre_attention", "post_attention", "pre_feed", "post_feed")
-
-
-@dataclass(frozen=True, slots=True)
-class StepContext:
-    """The inputs of one step that all layers share."""
-
-    backend: Backend
-    batch: AttentionBatch
-    kv_pool: Tensor
-    rotaries: Sequence[Tensor]
-    """[T, 2, rotated numbers] for each rotary embedding: cosines and sines of each row's position."""
-    shape: AttentionShape
-    places: Sequence[tuple[int, int]]
-    """The KV group of each layer, and the layer's index within that group."""
-
-    @property
-    def lora(self) -> LoraRows | None:
-        return self.batch.lora
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,28 +73,22 @@ class DecoderLayer:
     index: int
     config: Layer
     norms: Norms
-    qkv: Projection
-    qk_norms: QueryKeyNorms | None
-    output: Projection
+    mixer: Mixer
     feed: Feed
-    sinks: Tensor | None = None
-    """[heads] float32: see `Backend.paged_attention`."""
 
     @property
     def projections(self) -> tuple[Projection, ...]:
         """The layer's products that adapters may change."""
-        return self.qkv, self.output, *self.feed.projections
+        return *self.mixer.projections, *self.feed.projections
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        return self.qkv.packed, self.output.packed, *self.feed.linears
+        return *(projection.packed for projection in self.mixer.projections), *self.feed.linears
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors outside of products: the weights and biases of its norms, and its sinks."""
-        tensors = tuple(tensor for _, norm in self.norms for tensor in norm.tensors)
-        sinks = () if self.sinks is None else (self.sinks,)
-        return (*tensors, *(self.qk_norms[:2] if self.qk_norms else ()), *sinks)
+        """The tensors outside of products, such as the weights and biases of norms."""
+        return (*(tensor for _, norm in self.norms for tensor in norm.tensors), *self.mixer.tensors)
 
     def forward(self, hidden: Tensor, residual: Tensor | None, context: StepContext) -> tuple[Tensor, Tensor | None]:
         """Computes a layer: rows [T, hidden_size] and their residual, not yet added -> the same for the layer's output.
@@ -125,32 +100,32 @@ class DecoderLayer:
             case Placement.PRE:
                 assert norms.pre_attention is not None and norms.pre_feed is not None
                 normed, residual = norms.pre_attention.apply(backend, hidden, residual, scale)
-                attended = self._attend(normed, context)
-                normed, residual = norms.pre_feed.apply(backend, attended, residual, scale)
+                mixed = self._mix(normed, context)
+                normed, residual = norms.pre_feed.apply(backend, mixed, residual, scale)
                 return self._feed(normed, context), residual
             case Placement.PRE_FEED:
                 assert norms.pre_feed is not None and residual is None
-                normed, residual = norms.pre_feed.apply(backend, self._attend(hidden, context), hidden, scale)
+                normed, residual = norms.pre_feed.apply(backend, self._mix(hidden, context), hidden, scale)
                 return self._feed(normed, context), residual
             case Placement.AFTER_SUMS:
                 assert norms.post_attention is not None and norms.post_feed is not None and residual is None
-                summed, _ = norms.post_attention.apply(backend, self._attend(hidden, context), hidden, scale)
+                summed, _ = norms.post_attention.apply(backend, self._mix(hidden, context), hidden, scale)
                 return norms.post_feed.apply(backend, self._feed(summed, context), summed, scale)[0], None
             case Placement.POST:
                 assert residual is None
-                total = self._add(norms.post_attention, self._attend(hidden, context), hidden, context)
+                total = self._add(norms.post_attention, self._mix(hidden, context), hidden, context)
                 return self._add(norms.post_feed, self._feed(total, context), total, context), None
             case Placement.SANDWICH:
                 assert norms.pre_attention is not None and norms.pre_feed is not None and residual is None
                 normed, _ = norms.pre_attention.apply(backend, hidden)
-                total = self._add(norms.post_attention, self._attend(normed, context), hidden, context)
+                total = self._add(norms.post_attention, self._mix(normed, context), hidden, context)
                 normed, _ = norms.pre_feed.apply(backend, total)
                 return self._add(norms.post_feed, self._feed(normed, context), total, context), None
             case Placement.PARALLEL | Placement.PARALLEL_TWO:
                 assert norms.pre_attention is not None
                 normed, total = norms.pre_attention.apply(backend, hidden, residual, scale)
                 fed = normed if norms.pre_feed is None else norms.pre_feed.apply(backend, total)[0]
-                total = backend.add(self._attend(normed, context), total, scale)
+                total = backend.add(self._mix(normed, context), total, scale)
                 return self._feed(fed, context), total
 
     def _add(self, norm: NormLayer | None, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
@@ -158,16 +133,8 @@ class DecoderLayer:
         scale = self.config.residual_scale
         return context.backend.add_normed(hidden, norm.weight, norm.epsilon, residual, scale)
 
-    def _attend(self, normed: Tensor, context: StepContext) -> Tensor:
-        backend, pool, shape = context.backend, context.kv_pool, context.shape
-        kv_group, place = context.places[self.index]
-        batch = context.batch.of_group(kv_group)
-        attention = self.config.attention
-        rotary = None if attention.rotary is None else context.rotaries[attention.rotary]
-        qkv = backend.linear(normed, self.qkv.packed, lora=context.lora)
-        query = backend.rotary_and_cache(qkv, rotary, batch, pool, place, shape, self.qk_norms)
-        attended = backend.paged_attention(query, batch, pool, place, shape, attention.window, self.sinks)
-        return backend.linear(attended, self.output.packed, lora=context.lora)
+    def _mix(self, normed: Tensor, context: StepContext) -> Tensor:
+        return self.mixer.forward(normed, context, self.index)
 
     def _feed(self, normed: Tensor, context: StepContext) -> Tensor:
         return self.feed.forward(normed, context.backend, context.lora)

@@ -167,6 +167,7 @@ def halves_order(num_heads: int, head_dim: int, num_rotated: int) -> Tensor:
     return (torch.arange(num_heads)[:, None] * head_dim + within).flatten()
 
 
-def thirds_order(num_heads: int, head_dim: int) -> Tensor:
-    """Returns the order that turns rows grouped by head (q, k, v of each) into all queries, all keys, all values."""
-    return torch.arange(num_heads * 3 * head_dim).view(num_heads, 3, head_dim).transpose(0, 1).flatten()
+def parts_order(num_parts: int, num_heads: int, head_dim: int) -> Tensor:
+    """Returns the order that turns rows grouped by head (such as q, k, v of each) into all first parts, all second."""
+    rows = torch.arange(num_heads * num_parts * head_dim)
+    return rows.view(num_heads, num_parts, head_dim).transpose(0, 1).flatten()

@@ -71,19 +71,20 @@ class Diagnostics:
                     nans, infinities = int(tensor.isnan().sum()), int(tensor.isinf().sum())
                     strange.append({"name": name, "num_nans": nans, "num_infinities": infinities})
             yield
-        block_ids: Sequence[int] = executor.batch.filled_blocks() if executor else ()
         strange_blocks: list[int] = []
-        for first in range(0, len(block_ids), BLOCKS_OF_A_PIECE):
-            assert executor is not None
-            piece = block_ids[first : first + BLOCKS_OF_A_PIECE]
-            pool = executor.cache.device_pool
-            indices = torch.tensor(piece, dtype=torch.int64, device=pool.device)
-            is_finite = pool.index_select(0, indices).isfinite().flatten(1).all(1)
-            strange_blocks += [block for block, finite in zip(piece, is_finite.tolist(), strict=True) if not finite]
-            yield
+        num_blocks = 0
+        if executor is not None:
+            pool, batch = executor.cache.device_pool.flatten(1), executor.batch
+            # States are float32 whatever the model's dtype is.
+            states = pool.view(torch.float32)
+            for numbers, block_ids in ((pool, batch.filled_blocks()), (states, batch.filled_fixed_blocks())):
+                num_blocks += len(block_ids)
+                for first in range(0, len(block_ids), BLOCKS_OF_A_PIECE):
+                    strange_blocks += _find_strange(numbers, block_ids[first : first + BLOCKS_OF_A_PIECE])
+                    yield
         return {
             "num_tensors": num_tensors,
-            "num_blocks": len(block_ids),
+            "num_blocks": num_blocks,
             "tensors": strange,
             "device_block_ids": strange_blocks,
         }
@@ -199,6 +200,13 @@ def _check_type(name: str, value: object, default: object) -> None:
             raise invalid([Violation(name, "must be a list of texts")])
     elif not isinstance(value, int):
         raise invalid([Violation(name, "must be a whole number")])
+
+
+def _find_strange(numbers: Tensor, block_ids: list[int]) -> list[int]:
+    """Finds the blocks with NaN or infinities. `numbers` [blocks, any]: the pool."""
+    indices = torch.tensor(block_ids, dtype=torch.int64, device=numbers.device)
+    is_finite = numbers.index_select(0, indices).isfinite().all(1)
+    return [block for block, finite in zip(block_ids, is_finite.tolist(), strict=True) if not finite]
 
 
 def _number(value: float) -> float | str:

@@ -26,6 +26,7 @@ from worker_service.step import MAX_LOGPROBS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from blockyard.contract.workers import CachePlan
@@ -77,7 +78,15 @@ def dry_decode(runner: ModelRunner, kv_pool: Tensor, block_size: int, num_sequen
         return
     ones, zeros = np.ones(num_sequences, np.int64), np.zeros(num_sequences, np.int64)
     tables = np.zeros((runner.model.kv_groups.num_groups * num_sequences, 1), np.int32)
-    runner.captured.replay(StepInputs(ones, ones, tables, zeros, np.arange(num_sequences)), with_logits=False)
+    chosen, fixed_tables = np.arange(num_sequences), _fixed_tables(runner, kv_pool, num_sequences)
+    inputs = StepInputs(ones, ones, tables, zeros, chosen, fixed_tables=fixed_tables)
+    runner.captured.replay(inputs, with_logits=False)
+
+
+def _fixed_tables(runner: ModelRunner, kv_pool: Tensor, num_sequences: int) -> npt.NDArray[np.int32] | None:
+    """Returns the fixed blocks of sequences whose states all lie in block 0; None: the layers have no state."""
+    num_blocks = runner.model.count_state_blocks(kv_pool[0].numel() * kv_pool.itemsize)
+    return np.zeros((num_sequences, num_blocks), np.int32) if num_blocks else None
 
 
 @torch.inference_mode()
@@ -113,7 +122,8 @@ def _dry_forward(
     model, backend, num_groups = runner.model, runner.backend, runner.model.kv_groups.num_groups
     tables = np.zeros((num_groups * num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
     window = runner.config.sliding_window
-    plan = backend.plan_attention(lengths, lengths, tables, block_size, window, num_groups)
+    fixed_tables = _fixed_tables(runner, kv_pool, num_sequences)
+    plan = backend.plan_attention(lengths, lengths, tables, block_size, window, num_groups, fixed_tables)
     token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=backend.device)
     if len(runner.slots):
         # All slots are used; their contents do not matter.

@@ -100,7 +100,7 @@ class ModelRunner:
         lora, forward_batch = self._lora_rows(layout), self._place(forward_batch)
         if self.captured is not None and not prompts:
             columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
-            inputs = StepInputs(layout.num_new_tokens, *columns, due, lora=lora)
+            inputs = StepInputs(layout.num_new_tokens, *columns, due, None, lora, forward_batch.fixed_tables)
             if self.captured.takes(inputs):
                 return self._replay(self.captured, inputs, forward_batch, batch, started)
         token_ids = self._to_device(forward_batch.token_ids)
@@ -157,7 +157,8 @@ class ModelRunner:
         last_tokens = self._last_tokens if forward_batch.token_ids.min() <= UNKNOWN else None
         if self.captured is not None:
             columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
-            inputs = StepInputs(layout.num_new_tokens, *columns, layout.sampled.last_hidden, last_tokens, lora)
+            due, fixed_tables = layout.sampled.last_hidden, forward_batch.fixed_tables
+            inputs = StepInputs(layout.num_new_tokens, *columns, due, last_tokens, lora, fixed_tables)
             if self.captured.takes(inputs):
                 outputs = self.captured.replay(inputs, with_logits=not layout.sampled.is_plain_greedy)
                 if outputs.logits is not None:
@@ -231,7 +232,7 @@ class ModelRunner:
     def _plan(self, forward_batch: ForwardBatch, block_size: int, lora: LoraRows | None) -> AttentionBatch:
         columns = forward_batch.num_new_tokens, forward_batch.seq_lens, forward_batch.block_tables
         layers = self.config.sliding_window, self.model.kv_groups.num_groups
-        plan = self.backend.plan_attention(*columns, block_size, *layers)
+        plan = self.backend.plan_attention(*columns, block_size, *layers, forward_batch.fixed_tables)
         return plan if lora is None else replace(plan, lora=lora)
 
     def _place(self, forward_batch: ForwardBatch) -> ForwardBatch:

@@ -90,9 +90,16 @@ def _input_columns(step: Step, forward_batch: ForwardBatch) -> Iterator[Column]:
     for new in step.new_sequences:
         yield new.sequence_id, new.lora_id
         yield new.block_ids
+        if len(new.fixed_block_ids):
+            yield new.fixed_block_ids
     for fork in step.forks:
         yield fork.parent_id, fork.child_id
         yield fork.block_ids
+        if len(fork.fixed_block_ids):
+            yield fork.fixed_block_ids
+    for sequence_id, fixed_ids in step.replaced_fixed_tables:
+        yield (sequence_id,)
+        yield fixed_ids
 
 
 def _chain(before: bytes, columns: Iterable[Column]) -> bytes:

@@ -18,6 +18,8 @@ import numpy.typing as npt
 from blockyard.errors import BlockyardError, Violation, invalid
 from worker_service.batch.progress import RowProgress
 from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, ForkedRow, NewRow, Step
+from worker_service.steps.block_owners import wrong_owners
+from worker_service.steps.lora_rules import wrong_loras
 from worker_service.steps.new_sequences import NO_SLOTS
 
 if TYPE_CHECKING:
@@ -25,57 +27,6 @@ if TYPE_CHECKING:
 
     from worker_service.batch.input_batch import InputBatch
     from worker_service.lora.slots import AdapterSlots
-
-
-def wrong_loras(step: Step, batch: InputBatch, slots: AdapterSlots) -> Iterable[Violation]:
-    """Yields unknown adapters, slots that do not exist, and sequences whose adapter is in no slot."""
-    for index, new in enumerate(step.new_sequences):
-        if new.lora_id and not slots.knows(new.lora_id):
-            yield Violation(f"new_sequences[{index}].lora_id", f"adapter {new.lora_id} is not in the cache")
-    wrong = list(_wrong_activations(step, slots))
-    yield from wrong
-    if wrong or not len(slots) or not step.sequence_ids:
-        return
-    lora_ids, resident = _adapters(step, batch), slots.after(step)
-    missing = (lora_ids != 0) & ~np.isin(lora_ids, resident)
-    if np.count_nonzero(missing):
-        names = [step.sequence_ids[index] for index in np.flatnonzero(missing)[:8].tolist()]
-        yield Violation("sequence_ids", f"the adapters of sequences {names} are in no slot")
-
-
-def _wrong_activations(step: Step, slots: AdapterSlots) -> Iterable[Violation]:
-    chosen, lora_ids = step.activated_lora_slots, step.activated_lora_ids
-    if len(chosen) != len(lora_ids):
-        yield Violation("activated_lora_ids", "must have the length of activated_lora_slots")
-        return
-    if not len(chosen):
-        return
-    if (chosen >= len(slots)).any():
-        yield Violation("activated_lora_slots", f"there are {len(slots)} slots")
-        return
-    if len(np.unique(chosen)) != len(chosen):
-        yield Violation("activated_lora_slots", "a slot appears twice")
-    unknown = [lora_id for lora_id in lora_ids.tolist() if not slots.knows(lora_id)]
-    if unknown:
-        yield Violation("activated_lora_ids", f"adapters {unknown[:8]} are not in the cache")
-    resident = slots.after(step)
-    resident = resident[resident != 0]
-    if len(np.unique(resident)) != len(resident):
-        yield Violation("activated_lora_ids", "an adapter is in two slots")
-
-
-def _adapters(step: Step, batch: InputBatch) -> Array:
-    """Returns the adapter of each sequence that the step computes; 0: none, or nothing is computed of it."""
-    lora_ids = batch.lora_ids(step.sequence_ids)
-    changed = {new.sequence_id: new.lora_id for new in step.new_sequences}
-    for fork in step.forks:
-        parent = fork.parent_id
-        changed[fork.child_id] = changed[parent] if parent in changed else int(batch.lora_ids((parent,))[0])
-    if changed:
-        for index, sequence_id in enumerate(step.sequence_ids):
-            if sequence_id in changed:
-                lora_ids[index] = changed[sequence_id]
-    return lora_ids
 
 
 class _Enough(Exception):
@@ -111,6 +62,9 @@ class _StepCheck:
         self._finished = set(step.finished_sequence_ids)
         self._new = {sequence.sequence_id for sequence in step.new_sequences}
         self._changed: dict[int, RowProgress] = {}
+        # The tables that the step brings, by sequence: those of blocks, and those of fixed blocks.
+        self._tables: dict[int, Array] = {}
+        self._fixed: dict[int, Array] = {}
 
     def run(self) -> None:
         self._check_new_sequences()
@@ -120,6 +74,12 @@ class _StepCheck:
         if self._columns_fit():
             progress = self._current_progress()
             self._check_scheduled(progress)
+            has_changed = bool(self._fixed) or len(self._step.appended_block_ids) > 0
+            if self._batch.limits.num_state_blocks and has_changed and not self.violations:
+                for violation in wrong_owners(
+                    self._step, self._batch, self._num_device_blocks, self._tables, self._fixed
+                ):
+                    self.add_violation(violation.field, violation.description)
             if len(self._step.max_draft_tokens) or len(self._step.draft_prices):
                 self._check_drafts(progress)
 
@@ -143,10 +103,21 @@ class _StepCheck:
     def _check_block_ids(self, field: str, block_ids: Array) -> None:
         if len(block_ids) > self._batch.limits.max_num_blocks:
             self.add_violation(field, f"{len(block_ids)} blocks hold more than max_model_len")
-        if len(block_ids) % self._batch.limits.num_kv_groups:
+        if len(block_ids) % max(self._batch.limits.num_kv_groups, 1):
             self.add_violation(field, f"there must be a block of each of {self._batch.limits.num_kv_groups} KV groups")
         elif any(map(self._out_of_range, self._parts(block_ids))):
             self.add_violation(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+
+    def _check_fixed_ids(self, field: str, sequence_id: int, fixed_ids: Array) -> None:
+        if len(fixed_ids) != self._batch.limits.num_state_blocks:
+            self.add_violation(
+                field,
+                f"{len(fixed_ids)} blocks, and each sequence has {self._batch.limits.num_state_blocks} fixed ones",
+            )
+        elif self._out_of_range(fixed_ids):
+            self.add_violation(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+        elif len(fixed_ids):
+            self._fixed[sequence_id] = fixed_ids
 
     def _parts(self, block_ids: Array) -> Iterable[Array]:
         """Yields the block ids of a table by KV group. In groups with a window 0 means no block, and is left out."""
@@ -176,9 +147,11 @@ class _StepCheck:
 
     def _check_new_sequence(self, name: str, sequence: NewRow) -> None:
         limits = self._batch.limits
-        if sequence.num_computed_tokens > len(sequence.block_ids) // limits.num_kv_groups * limits.block_size:
+        if sequence.num_computed_tokens > limits.count_slots(len(sequence.block_ids)):
             self.add_violation(f"{name}.num_computed_tokens", "more than the table's blocks hold")
         self._check_block_ids(f"{name}.block_ids", sequence.block_ids)
+        self._check_fixed_ids(f"{name}.fixed_block_ids", sequence.sequence_id, sequence.fixed_block_ids)
+        self._tables[sequence.sequence_id] = sequence.block_ids
 
     def _check_forks(self) -> None:
         children: set[int] = set()
@@ -193,6 +166,8 @@ class _StepCheck:
                 self.add_violation(f"{name}.child_sequence_id", f"sequence {child} is known already")
             children.add(child)
             self._check_block_ids(f"{name}.block_ids", fork.block_ids)
+            self._check_fixed_ids(f"{name}.fixed_block_ids", child, fork.fixed_block_ids)
+            self._tables[child] = fork.block_ids
         for fork in self._step.forks:
             if fork.child_id not in self._finished:
                 self._changed[fork.child_id] = self._child_progress(fork)
@@ -240,9 +215,13 @@ class _StepCheck:
             self._grow_table(sequence_id, num_blocks)
         if self._out_of_range(step.appended_block_ids):
             self.add_violation("appended_block_ids", f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+        fixed_tables = dict(step.replaced_fixed_tables)
         for index, (sequence_id, block_ids) in enumerate(step.replaced_tables):
             name = f"replaced_tables[{index}]"
             self._check_block_ids(f"{name}.block_ids", block_ids)
+            self._tables[sequence_id] = block_ids
+            if sequence_id in fixed_tables:
+                self._check_fixed_ids(f"{name}.fixed_block_ids", sequence_id, fixed_tables[sequence_id])
             if self._is_live(sequence_id):
                 self._progress(sequence_id).num_blocks = len(block_ids)
             else:
@@ -290,7 +269,7 @@ class _StepCheck:
         )
         if limits.whole_prompts:
             self._add_row_violation("num_new_tokens", live & (lengths != num_tokens), "computes a prompt in pieces")
-        short = lengths > progress["num_blocks"] // limits.num_kv_groups * limits.block_size
+        short = lengths > limits.count_slots(progress["num_blocks"])
         self._add_row_violation("num_new_tokens", live & short, "has too short a block table")
         if np.count_nonzero(step.num_new_tokens) < len(live):
             children = live & (step.num_new_tokens == 0)
@@ -336,7 +315,7 @@ class _StepCheck:
             is_decode &= np.array([sequence_id not in parents for sequence_id in step.sequence_ids], np.bool_)
         self._add_row_violation(field, may & ~is_decode, "only sequences that decode may draft")
         self._add_row_violation(field, may & ~self._drafting_sequences(), "has no max_length, or is a beam")
-        room = progress["num_blocks"] // limits.num_kv_groups * limits.block_size
+        room = limits.count_slots(progress["num_blocks"])
         self._add_row_violation(field, may & (num_known + allowed > room), "has too short a block table for its drafts")
         is_long = may & (num_known + allowed > limits.max_model_len)
         self._add_row_violation(field, is_long, "drafts past max_model_len")

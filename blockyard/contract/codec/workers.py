@@ -7,10 +7,10 @@ scheduler decodes is checked by the scheduler (`scheduler_service.replicas.steps
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.common.v1 import administration_pb2
-from blockyard.contract.codec.messages import EnumCodec, FieldCodec, MessageCodec
+from blockyard.contract.codec.messages import EnumCodec, FieldCodec, MessageCodec, MessageT
 from blockyard.contract.codec.models import TASKS
 from blockyard.contract.parallel import Parallel
 from blockyard.contract.workers import (
@@ -41,6 +41,8 @@ from blockyard.worker.v1 import worker_pb2
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+_Windowed = TypeVar("_Windowed", AvailableBlocks, CacheInfo)
+
 DEVICE_TYPES = EnumCodec(DeviceType, worker_pb2.DeviceType.items(), "DEVICE_TYPE_")
 DTYPES = EnumCodec(Dtype, worker_pb2.Dtype.items(), "DTYPE_")
 QUANTIZATIONS = EnumCodec(Quantization, worker_pb2.Quantization.items(), "QUANTIZATION_")
@@ -54,13 +56,24 @@ PROGRESS = MessageCodec(LoadProgress, worker_pb2.LoadProgress)
 MODEL = MessageCodec(LoadedModel, worker_pb2.LoadedModel, dtype=DTYPES, quantization=QUANTIZATIONS, task=TASKS)
 WEIGHTS_SOURCE = MessageCodec(WeightsSource, worker_pb2.ReloadWeightsRequest)
 PROFILE_REQUEST = MessageCodec(ProfileRequest, worker_pb2.DetermineNumAvailableBlocksRequest)
-AVAILABLE_BLOCKS = MessageCodec(
+
+
+class _WindowsCodec(MessageCodec[_Windowed, MessageT]):
+    """Decodes an empty `kv_windows` as no KV group where sequences have state blocks: no layer has attention."""
+
+    def decode(self, message: MessageT) -> _Windowed:
+        value = super().decode(message)
+        has_groups = not value.num_state_blocks or message.kv_windows  # type: ignore[attr-defined]
+        return value if has_groups else replace(value, kv_windows=())
+
+
+AVAILABLE_BLOCKS = _WindowsCodec(
     AvailableBlocks,
     worker_pb2.DetermineNumAvailableBlocksResponse,
     memory=MessageCodec(MemoryBreakdown, worker_pb2.MemoryBreakdown),
 )
 CACHE_PLAN = MessageCodec(CachePlan, worker_pb2.InitializeCacheRequest)
-CACHE_INFO = MessageCodec(CacheInfo, worker_pb2.CacheInfo)
+CACHE_INFO = _WindowsCodec(CacheInfo, worker_pb2.CacheInfo)
 SAVED_STATE = MessageCodec(SavedState, administration_pb2.SavedState)
 _DEVICE_REQUEST = MessageCodec(
     DeviceRequest, worker_pb2.InitDeviceRequest, device_type=DEVICE_TYPES, dtype=DTYPES, parallel=PARALLEL

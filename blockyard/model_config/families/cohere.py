@@ -54,7 +54,7 @@ def _cohere_layer(fields: Fields, sizes: Sizes) -> Layer:
     norm = Norm(kind=NormKind.LAYER, epsilon=fields.number("layer_norm_eps", 1e-5, above=0.0))
     bias = fields.flag("attention_bias")
     attention = attention_of(sizes, qkv_bias=bias, output_bias=bias)
-    return Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm, placement=Placement.PARALLEL)
+    return Layer(mixer=attention, feed=read_feed(fields, sizes), norm=norm, placement=Placement.PARALLEL)
 
 
 def _cohere_head(fields: Fields) -> Head:
@@ -68,7 +68,7 @@ def stablelm(fields: Fields) -> DecoderConfig:
     norm = Norm(kind=NormKind.LAYER, epsilon=fields.number("layer_norm_eps", 1e-5, above=0.0), has_bias=True)
     is_parallel = fields.flag("use_parallel_residual")
     layer = Layer(
-        attention=attention_of(sizes, qkv_bias=fields.flag("use_qkv_bias")),
+        mixer=attention_of(sizes, qkv_bias=fields.flag("use_qkv_bias")),
         feed=read_feed(fields, sizes),
         norm=norm,
         placement=Placement.PARALLEL if is_parallel else Placement.PRE,

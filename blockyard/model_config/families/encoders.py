@@ -35,7 +35,7 @@ def bert(fields: Fields, *, counts_from_padding: bool = False, has_types: bool =
     epsilon = fields.number("layer_norm_eps", 1e-12, above=0.0) if has_types else 1e-12
     norm = Norm(kind=NormKind.LAYER, epsilon=epsilon, has_bias=True)
     layer = Layer(
-        attention=attention_of(sizes, rotary=None, qkv_bias=True, output_bias=True),
+        mixer=attention_of(sizes, rotary=None, qkv_bias=True, output_bias=True),
         feed=Mlp(
             inner_features=sizes.inner,
             activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
@@ -77,7 +77,7 @@ def modern_bert(fields: Fields) -> DecoderConfig:
     # A window counts the own key and the keys on one side.
     window = fields.integer("local_attention", _LOCAL) // 2 + 1
     layer = Layer(
-        attention=attention_of(sizes, qkv_bias=attention_bias, output_bias=attention_bias),
+        mixer=attention_of(sizes, qkv_bias=attention_bias, output_bias=attention_bias),
         feed=Mlp(
             inner_features=sizes.inner,
             activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),

@@ -58,7 +58,7 @@ def gemma(fields: Fields) -> DecoderConfig:
     fields.require("hidden_activation", fields.get("hidden_act"))
     rotary, max_model_len = read_rotary(fields)
     bias = fields.flag("attention_bias")
-    layer = Layer(attention=attention_of(sizes, qkv_bias=bias, output_bias=bias), feed=feed, norm=norm)
+    layer = Layer(mixer=attention_of(sizes, qkv_bias=bias, output_bias=bias), feed=feed, norm=norm)
     scale = sizes.hidden_size**0.5
     layers = [layer] * sizes.num_layers
     return assemble(sizes, max_model_len, layers, [rotary], norm, head=_head(fields), embedding_scale=scale)
@@ -75,7 +75,7 @@ def gemma2(fields: Fields) -> DecoderConfig:
         qkv_bias=bias,
         output_bias=bias,
     )
-    layer = Layer(attention=attention, feed=feed, norm=norm, placement=Placement.SANDWICH)
+    layer = Layer(mixer=attention, feed=feed, norm=norm, placement=Placement.SANDWICH)
     types = read_pattern(fields, sizes.num_layers, 2)
     windows = windows_of(fields, types, max_model_len, 4096)
     head = _head(fields, _softcap(fields, "final_logit_softcapping", 30.0))
@@ -97,7 +97,7 @@ def gemma3(fields: Fields) -> DecoderConfig:
         qkv_bias=bias,
         output_bias=bias,
     )
-    layer = Layer(attention=attention, feed=feed, norm=norm, placement=Placement.SANDWICH)
+    layer = Layer(mixer=attention, feed=feed, norm=norm, placement=Placement.SANDWICH)
     types = read_pattern(fields, sizes.num_layers, fields.integer("sliding_window_pattern", 6))
     windows = windows_of(fields, types, max_model_len, 4096)
     softcap = _softcap(fields, "final_logit_softcapping", 0.0)

@@ -33,7 +33,7 @@ def gpt2(fields: Fields) -> DecoderConfig:
     activation = fields.choose("hidden_act", ACTIVATIONS, "gelu_new")
     feed = Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=True)
     length = fields.integer("max_position_embeddings", most=MAX_MODEL_LEN)
-    layers = [Layer(attention=attention, feed=feed, norm=norm)] * sizes.num_layers
+    layers = [Layer(mixer=attention, feed=feed, norm=norm)] * sizes.num_layers
     head = Head(is_tied=fields.flag("tie_word_embeddings", default=True))
     return assemble(sizes, length, layers, [], norm, head=head, learned=Learned(num_positions=length))
 
@@ -55,7 +55,7 @@ def opt(fields: Fields) -> DecoderConfig:
     activation = fields.choose("hidden_act", ACTIVATIONS, "relu")
     feed = Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=bias)
     length = fields.integer("max_position_embeddings", most=MAX_MODEL_LEN)
-    layers = [Layer(attention=attention, feed=feed, norm=norm)] * sizes.num_layers
+    layers = [Layer(mixer=attention, feed=feed, norm=norm)] * sizes.num_layers
     head = Head(is_tied=fields.flag("tie_word_embeddings", default=True))
     learned = Learned(num_positions=length, first_row=2)
     return assemble(sizes, length, layers, [], norm, head=head, learned=learned)
@@ -78,7 +78,7 @@ def gpt_neox(fields: Fields) -> DecoderConfig:
     )
     is_parallel = fields.flag("use_parallel_residual", default=True)
     placement = Placement.PARALLEL_TWO if is_parallel else Placement.PRE
-    layer = Layer(attention=attention, feed=feed, norm=norm, placement=placement)
+    layer = Layer(mixer=attention, feed=feed, norm=norm, placement=placement)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -90,7 +90,7 @@ def phi(fields: Fields) -> DecoderConfig:
     norm = _norm(fields, "layer_norm_eps", 1e-5)
     activation = fields.choose("hidden_act", ACTIVATIONS, "gelu_new")
     layer = Layer(
-        attention=attention_of(sizes, qkv_bias=True, output_bias=True),
+        mixer=attention_of(sizes, qkv_bias=True, output_bias=True),
         feed=Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=True),
         norm=norm,
         placement=Placement.PARALLEL,
@@ -106,7 +106,7 @@ def starcoder2(fields: Fields) -> DecoderConfig:
     bias = fields.flag("use_bias", default=True)
     activation = fields.choose("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")
     layer = Layer(
-        attention=attention_of(sizes, qkv_bias=bias, output_bias=bias, window=read_window(fields, max_model_len)),
+        mixer=attention_of(sizes, qkv_bias=bias, output_bias=bias, window=read_window(fields, max_model_len)),
         feed=Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=bias),
         norm=norm,
     )
@@ -121,7 +121,7 @@ def nemotron(fields: Fields) -> DecoderConfig:
     bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
     activation = fields.choose("hidden_act", ACTIVATIONS, "relu2")
     layer = Layer(
-        attention=attention_of(sizes, qkv_bias=bias, output_bias=bias),
+        mixer=attention_of(sizes, qkv_bias=bias, output_bias=bias),
         feed=Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=mlp_bias),
         norm=norm,
     )

@@ -44,7 +44,7 @@ def _granite(fields: Fields, sizes: Sizes, *, turns: bool = True, mlp_bias: bool
     norm, bias = read_rms(fields), fields.flag("attention_bias")
     scale = fields.number("attention_multiplier", 1.0, above=0.0)
     layer = Layer(
-        attention=attention_of(sizes, scale=scale, rotary=0 if turns else None, qkv_bias=bias, output_bias=bias),
+        mixer=attention_of(sizes, scale=scale, rotary=0 if turns else None, qkv_bias=bias, output_bias=bias),
         feed=read_feed(fields, sizes, has_bias=mlp_bias),
         norm=norm,
         residual_scale=fields.number("residual_multiplier", 1.0),

@@ -62,7 +62,7 @@ def read_llama(fields: Fields, traits: Traits) -> DecoderConfig:
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
         max_model_len=max_model_len,
-        layers=tuple(Layer(attention=replace(attention, window=window), feed=feed, norm=norm) for window in windows),
+        layers=tuple(Layer(mixer=replace(attention, window=window), feed=feed, norm=norm) for window in windows),
         rotaries=(rotary,),
         final_norm=norm,
         head=Head(is_tied=fields.flag("tie_word_embeddings")),

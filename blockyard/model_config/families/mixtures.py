@@ -48,7 +48,7 @@ def mixtral(fields: Fields) -> DecoderConfig:
     sizes, norm = read_sizes(fields, num_kv_heads=8), read_rms(fields, 1e-5)
     rotary, max_model_len = read_rotary(fields, default_theta=1e6)
     attention = attention_of(sizes, window=read_window(fields, max_model_len))
-    layer = Layer(attention=attention, feed=read_experts(fields, sizes.inner, renormalises=True), norm=norm)
+    layer = Layer(mixer=attention, feed=read_experts(fields, sizes.inner, renormalises=True), norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -69,7 +69,7 @@ def qwen3_moe(fields: Fields) -> DecoderConfig:
         sizes, qk_norm=norm, qkv_bias=bias, output_bias=bias, window=window if has_windows else None
     )
     inner, renormalises = fields.integer("moe_intermediate_size", 768), fields.flag("norm_topk_prob")
-    layer = Layer(attention=attention, feed=read_experts(fields, inner, renormalises=renormalises), norm=norm)
+    layer = Layer(mixer=attention, feed=read_experts(fields, inner, renormalises=renormalises), norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -82,7 +82,7 @@ def olmoe(fields: Fields) -> DecoderConfig:
         fields.refuse("head_dim", "config.json: head_dim must be hidden_size / num_attention_heads")
     attention = attention_of(sizes, qkv_bias=bias, output_bias=bias, qk_norm=norm, norms_whole_rows=True)
     feed = read_experts(fields, sizes.inner, renormalises=fields.flag("norm_topk_prob"))
-    return uniform(fields, sizes, max_model_len, rotary, Layer(attention=attention, feed=feed, norm=norm))
+    return uniform(fields, sizes, max_model_len, rotary, Layer(mixer=attention, feed=feed, norm=norm))
 
 
 def granite_moe(fields: Fields) -> DecoderConfig:
@@ -104,7 +104,7 @@ def gpt_oss(fields: Fields) -> DecoderConfig:
     windows = windows_of(fields, types, max_model_len, 128)
     attention = attention_of(sizes, qkv_bias=bias, output_bias=bias, has_sinks=True)
     feed = read_experts(fields, sizes.inner, renormalises=True, has_bias=True, limit=limit)
-    layer = Layer(attention=attention, feed=feed, norm=norm)
+    layer = Layer(mixer=attention, feed=feed, norm=norm)
     layers = vary(layer, ({"window": window} for window in windows))
     head = Head(is_tied=fields.flag("tie_word_embeddings"))
     return assemble(sizes, max_model_len, layers, [rotary], norm, head=head)

@@ -33,7 +33,7 @@ _POST = replace(
 def _olmo(fields: Fields, sizes: Sizes, norm: Norm) -> Layer:
     bias = fields.flag("attention_bias")
     attention = attention_of(sizes, qkv_bias=bias, output_bias=bias, qk_norm=norm, norms_whole_rows=True)
-    return Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm, placement=Placement.POST)
+    return Layer(mixer=attention, feed=read_feed(fields, sizes), norm=norm, placement=Placement.POST)
 
 
 def olmo(fields: Fields) -> DecoderConfig:
@@ -43,7 +43,7 @@ def olmo(fields: Fields) -> DecoderConfig:
     rotary, max_model_len = read_rotary(fields)
     bias = fields.flag("attention_bias")
     attention = attention_of(sizes, qkv_bias=bias, output_bias=bias)
-    layer = Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm)
+    layer = Layer(mixer=attention, feed=read_feed(fields, sizes), norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -78,7 +78,7 @@ def exaone4(fields: Fields) -> DecoderConfig:
     types = read_pattern(fields, sizes.num_layers, every)
     windows = windows_of(fields, types, max_model_len, 4096)
     attention = attention_of(sizes, qk_norm=norm)
-    layer = Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm, placement=Placement.POST)
+    layer = Layer(mixer=attention, feed=read_feed(fields, sizes), norm=norm, placement=Placement.POST)
     turns = [not has_windows or kind == "sliding_attention" for kind in types]
     changes = ({"window": w, "rotary": 0 if turn else None} for w, turn in zip(windows, turns, strict=True))
     head = Head(is_tied=fields.flag("tie_word_embeddings"))

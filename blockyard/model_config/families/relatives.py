@@ -48,7 +48,7 @@ def smollm3(fields: Fields) -> DecoderConfig:
     windows = [window if is_used and kind == "sliding_attention" else None for kind in types]
     bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
     layer = Layer(
-        attention=attention_of(sizes, qkv_bias=bias, output_bias=bias),
+        mixer=attention_of(sizes, qkv_bias=bias, output_bias=bias),
         feed=read_feed(fields, sizes, has_bias=mlp_bias),
         norm=norm,
     )
@@ -63,7 +63,7 @@ def phi3(fields: Fields) -> DecoderConfig:
     rotary, max_model_len = read_rotary(fields, share=1.0, kinds=_PHI3_KINDS, original_length=4096)
     norm = read_rms(fields, 1e-5)
     attention = attention_of(sizes, window=read_window(fields, max_model_len))
-    layer = Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm)
+    layer = Layer(mixer=attention, feed=read_feed(fields, sizes), norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -73,7 +73,7 @@ def glm(fields: Fields, placement: Placement) -> DecoderConfig:
     rotary, max_model_len = read_rotary(fields, share=0.5)
     norm = read_rms(fields, 1.5625e-7)
     attention = attention_of(sizes, qkv_bias=fields.flag("attention_bias", default=True))
-    layer = Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm, placement=placement)
+    layer = Layer(mixer=attention, feed=read_feed(fields, sizes), norm=norm, placement=placement)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -83,7 +83,7 @@ def ernie(fields: Fields) -> DecoderConfig:
     rotary, max_model_len = read_rotary(fields, default_theta=5e5)
     norm, bias = read_rms(fields, 1e-5), fields.flag("use_bias")
     layer = Layer(
-        attention=attention_of(sizes, qkv_bias=bias, output_bias=bias),
+        mixer=attention_of(sizes, qkv_bias=bias, output_bias=bias),
         feed=read_feed(fields, sizes, has_bias=bias),
         norm=norm,
     )
@@ -100,7 +100,7 @@ def seed_oss(fields: Fields) -> DecoderConfig:
         output_bias=fields.flag("attention_out_bias"),
     )
     feed = read_feed(fields, sizes, has_bias=fields.flag("mlp_bias"))
-    layer = Layer(attention=attention, feed=feed, norm=norm)
+    layer = Layer(mixer=attention, feed=feed, norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -111,7 +111,7 @@ def arcee(fields: Fields) -> DecoderConfig:
     bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
     activation = fields.choose("hidden_act", ACTIVATIONS, "relu2")
     feed = Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=mlp_bias)
-    layer = Layer(attention=attention_of(sizes, qkv_bias=bias, output_bias=bias), feed=feed, norm=norm)
+    layer = Layer(mixer=attention_of(sizes, qkv_bias=bias, output_bias=bias), feed=feed, norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -125,7 +125,7 @@ def ministral(fields: Fields) -> DecoderConfig:
     every = 1 if is_null else sizes.num_layers + 1
     types = read_pattern(fields, sizes.num_layers, every)
     windows = windows_of(fields, types, max_model_len, 4096)
-    layer = Layer(attention=attention_of(sizes), feed=read_feed(fields, sizes), norm=norm)
+    layer = Layer(mixer=attention_of(sizes), feed=read_feed(fields, sizes), norm=norm)
     head = Head(is_tied=fields.flag("tie_word_embeddings"))
     layers = vary(layer, ({"window": window} for window in windows))
     return assemble(sizes, max_model_len, layers, [rotary], norm, head=head)
@@ -141,7 +141,7 @@ def ministral3(fields: Fields) -> DecoderConfig:
     )
     rotary, max_model_len = read_rotary(fields, grows_queries=True)
     attention = attention_of(sizes, window=read_window(fields, max_model_len))
-    layer = Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm)
+    layer = Layer(mixer=attention, feed=read_feed(fields, sizes), norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -150,7 +150,7 @@ def hunyuan(fields: Fields) -> DecoderConfig:
     sizes, norm, bias = read_sizes(fields), read_rms(fields, 1e-5), fields.flag("attention_bias")
     rotary, max_model_len = read_rotary(fields, kinds={**COMMON_KINDS, "dynamic": "ntk_alpha"})
     attention = attention_of(sizes, qkv_bias=bias, output_bias=bias, qk_norm=norm, norms_turned=True)
-    layer = Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm)
+    layer = Layer(mixer=attention, feed=read_feed(fields, sizes), norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 
@@ -161,7 +161,7 @@ def helium(fields: Fields) -> DecoderConfig:
         fields.refuse("head_dim", "config.json: head_dim times num_attention_heads must be hidden_size")
     attention = attention_of(sizes, qkv_bias=fields.flag("attention_bias"))
     feed = read_feed(fields, sizes, has_bias=fields.flag("mlp_bias"))
-    layer = Layer(attention=attention, feed=feed, norm=norm)
+    layer = Layer(mixer=attention, feed=feed, norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 
 

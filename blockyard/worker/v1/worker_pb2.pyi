@@ -158,6 +158,10 @@ class _KvKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvKind.ValueTy
     """The KV of all tokens, even if a layer only sees a window of them."""
     KV_KIND_WINDOW: _KvKind.ValueType  # 2
     """The KV of the tokens that a later query may still see."""
+    KV_KIND_STATE: _KvKind.ValueType  # 3
+    """The state of recurrent layers after the last token: it has one size whatever the sequence's length."""
+    KV_KIND_CROSS: _KvKind.ValueType  # 4
+    """The KV of a source, which cross-attention reads: it is written once."""
 
 class KvKind(_KvKind, metaclass=_KvKindEnumTypeWrapper):
     """Which part of a sequence's KV is kept."""
@@ -168,6 +172,10 @@ KV_KIND_FULL: KvKind.ValueType  # 1
 """The KV of all tokens, even if a layer only sees a window of them."""
 KV_KIND_WINDOW: KvKind.ValueType  # 2
 """The KV of the tokens that a later query may still see."""
+KV_KIND_STATE: KvKind.ValueType  # 3
+"""The state of recurrent layers after the last token: it has one size whatever the sequence's length."""
+KV_KIND_CROSS: KvKind.ValueType  # 4
+"""The KV of a source, which cross-attention reads: it is written once."""
 Global___KvKind: _TypeAlias = KvKind  # noqa: Y015
 
 class _CollectivesKind:
@@ -557,6 +565,7 @@ class CacheInfo(_message.Message):
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     KV_WINDOWS_FIELD_NUMBER: _builtins.int
+    NUM_STATE_BLOCKS_FIELD_NUMBER: _builtins.int
     DECODE_ROWS_FIELD_NUMBER: _builtins.int
     DECODE_SECONDS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
@@ -575,10 +584,13 @@ class CacheInfo(_message.Message):
     """
     batch_invariant: _builtins.bool
     """Results do not depend on the batch or on the chunks of a prefill."""
+    num_state_blocks: _builtins.int
+    """As in InitializeCacheRequest."""
     @_builtins.property
     def kv_windows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each KV group, the number of keys that a query sees in its layers, its own included; 0: all. Empty: one group
-        that keeps all. All groups have blocks of the same size, in one pool.
+        that keeps all, or with num_state_blocks none: no layer has attention. All groups have blocks of the same size, in
+        one pool.
         """
 
     @_builtins.property
@@ -600,12 +612,13 @@ class CacheInfo(_message.Message):
         determinism_id: _builtins.str = ...,
         batch_invariant: _builtins.bool = ...,
         kv_windows: _abc.Iterable[_builtins.int] | None = ...,
+        num_state_blocks: _builtins.int = ...,
         decode_rows: _abc.Iterable[_builtins.int] | None = ...,
         decode_seconds: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "decode_rows", b"decode_rows", "decode_seconds", b"decode_seconds", "determinism_id", b"determinism_id", "kv_windows", b"kv_windows", "max_model_len", b"max_model_len", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "decode_rows", b"decode_rows", "decode_seconds", b"decode_seconds", "determinism_id", b"determinism_id", "kv_windows", b"kv_windows", "max_model_len", b"max_model_len", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_state_blocks", b"num_state_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1428,6 +1441,7 @@ class DetermineNumAvailableBlocksResponse(_message.Message):
     CACHE_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     KV_WINDOWS_FIELD_NUMBER: _builtins.int
+    NUM_STATE_BLOCKS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """Tokens per block."""
     num_device_blocks: _builtins.int
@@ -1436,6 +1450,10 @@ class DetermineNumAvailableBlocksResponse(_message.Message):
     """Number of blocks that fit in the host pool."""
     cache_block_bytes: _builtins.int
     """Bytes of a block, over all layers of a KV group."""
+    num_state_blocks: _builtins.int
+    """Number of fixed blocks that each sequence needs besides, whatever its length, for the state of this rank's layers;
+    0: none.
+    """
     @_builtins.property
     def memory(self) -> Global___MemoryBreakdown:
         """The use of the memory."""
@@ -1453,10 +1471,11 @@ class DetermineNumAvailableBlocksResponse(_message.Message):
         cache_block_bytes: _builtins.int = ...,
         memory: Global___MemoryBreakdown | None = ...,
         kv_windows: _abc.Iterable[_builtins.int] | None = ...,
+        num_state_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "kv_windows", b"kv_windows", "memory", b"memory", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "kv_windows", b"kv_windows", "memory", b"memory", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_state_blocks", b"num_state_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1518,6 +1537,7 @@ class InitializeCacheRequest(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_ROWS_FIELD_NUMBER: _builtins.int
+    NUM_STATE_BLOCKS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """Tokens per block."""
     num_device_blocks: _builtins.int
@@ -1534,6 +1554,10 @@ class InitializeCacheRequest(_message.Message):
     """Maximum number of tokens that one sequence may draft in a step; 0: no sequence drafts."""
     max_draft_rows: _builtins.int
     """Maximum number of tokens that all sequences of a step may draft."""
+    num_state_blocks: _builtins.int
+    """Number of fixed blocks of each sequence: at least as many as this rank needs. 0: none; with others no sequence
+    drafts.
+    """
     def __init__(
         self,
         *,
@@ -1545,10 +1569,11 @@ class InitializeCacheRequest(_message.Message):
         max_num_seqs: _builtins.int = ...,
         max_draft_tokens: _builtins.int = ...,
         max_draft_rows: _builtins.int = ...,
+        num_state_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "max_draft_rows", b"max_draft_rows", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "max_draft_rows", b"max_draft_rows", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "num_state_blocks", b"num_state_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1761,6 +1786,7 @@ class NewSequence(_message.Message):
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
     SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
     POOLING_PARAMS_FIELD_NUMBER: _builtins.int
+    FIXED_BLOCK_IDS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """The sequence's id, unique within the epoch."""
     sequence_index: _builtins.int
@@ -1812,6 +1838,12 @@ class NewSequence(_message.Message):
     def trace_context(self) -> _trace_pb2.TraceContext:
         """Set if the sequence's request is traced: the parent of the worker's spans. Its children have the same parent."""
 
+    @_builtins.property
+    def fixed_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Device blocks that the sequence has from its beginning to its end, num_state_blocks of them, for the state of its
+        layers. What they hold before its first token counts as nothing.
+        """
+
     def __init__(
         self,
         *,
@@ -1830,10 +1862,11 @@ class NewSequence(_message.Message):
         max_length: _builtins.int = ...,
         sampling_params: _builtins.bytes | None = ...,
         pooling_params: _builtins.bytes | None = ...,
+        fixed_block_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params", "_sampling_params", b"_sampling_params", "pooling_params", b"pooling_params", "sampling_params", b"sampling_params", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params", "_sampling_params", b"_sampling_params", "block_ids", b"block_ids", "lora_id", b"lora_id", "max_length", b"max_length", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "pooling_params", b"pooling_params", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling_params", b"sampling_params", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params", "_sampling_params", b"_sampling_params", "block_ids", b"block_ids", "fixed_block_ids", b"fixed_block_ids", "lora_id", b"lora_id", "max_length", b"max_length", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "pooling_params", b"pooling_params", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling_params", b"sampling_params", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pooling_params: _TypeAlias = _typing.Literal["pooling_params"]  # noqa: Y015
     _WhichOneofArgType__pooling_params: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params"]  # noqa: Y015
@@ -1856,6 +1889,7 @@ class Fork(_message.Message):
     CHILD_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    FIXED_BLOCK_IDS_FIELD_NUMBER: _builtins.int
     parent_sequence_id: _builtins.int
     """The parent's id."""
     child_sequence_id: _builtins.int
@@ -1866,6 +1900,12 @@ class Fork(_message.Message):
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The child's device blocks, as in NewSequence."""
 
+    @_builtins.property
+    def fixed_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The child's own fixed blocks, as in NewSequence. The parent's are copied into them by blocks_to_copy of this step or
+        of a later one, before either computes another token.
+        """
+
     def __init__(
         self,
         *,
@@ -1873,10 +1913,11 @@ class Fork(_message.Message):
         child_sequence_id: _builtins.int = ...,
         sequence_index: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        fixed_block_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "child_sequence_id", b"child_sequence_id", "parent_sequence_id", b"parent_sequence_id", "sequence_index", b"sequence_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "child_sequence_id", b"child_sequence_id", "fixed_block_ids", b"fixed_block_ids", "parent_sequence_id", b"parent_sequence_id", "sequence_index", b"sequence_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1890,21 +1931,27 @@ class BlockTable(_message.Message):
 
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    FIXED_BLOCK_IDS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """The sequence's id."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Device blocks, as in NewSequence."""
 
+    @_builtins.property
+    def fixed_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Fixed blocks, as in NewSequence. Empty: the sequence keeps those that it has."""
+
     def __init__(
         self,
         *,
         sequence_id: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        fixed_block_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "fixed_block_ids", b"fixed_block_ids", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

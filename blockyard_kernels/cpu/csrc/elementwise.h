@@ -198,7 +198,7 @@ void rotary_and_cache_run(const Op& op, const Run& run, int64_t block) {
     for (int64_t i = 0; i < run.num_rows; i++) {
         E* row = (E*)op.input + (run.first_row + i) * op.input_stride;
         const E* rotary = (const E*)op.residual + (run.first_row + i) * op.rotary_stride;
-        E* key = row + op.num_heads * dim;
+        E* key = row + (1 + op.has_gates) * op.num_heads * dim;
         rotate_heads(op, row, op.num_heads, rotary + (op.rotary_stride - 2 * op.rotary_size), op.query_norm);
         rotate_heads(op, key, op.num_kv_heads, rotary, op.key_norm);
         for (int64_t head = 0; head < op.num_kv_heads; head++) {

@@ -9,6 +9,7 @@
 #include "experts.h"
 #include "int4.h"
 #include "lora.h"
+#include "recurrent.h"
 #include "team.h"
 
 class Executor : public Work {
@@ -79,6 +80,8 @@ class Executor : public Work {
             case LORA_EXPAND: return (int64_t)step_.lora_runs(op.rows).size() * num_panels(op.out_features);
             case ATTENTION: attention_.divide(op, step_); return attention_.size();
             case ROTARY_AND_CACHE: return (int64_t)step_.runs.size();
+            case CONVOLVE: return step_.inputs().num_sequences * channel_groups(op);
+            case MIX: return step_.inputs().num_sequences * op.num_heads;
             case EXPERTS_GATHER: experts_.place(op, rows); return rows;
             case EXPERTS_GATE_UP:
             case EXPERTS_DOWN:
@@ -99,6 +102,7 @@ class Executor : public Work {
             case EXPERTS_DOWN: return panels_at_once(op, num_input_rows(op) / std::max<int64_t>(experts_.runs().size(), 1));
             case ATTENTION:
             case LORA_SHRINK:
+            case MIX:
             case ROTARY_AND_CACHE: return 1;
             default: return 4;
         }
@@ -131,6 +135,7 @@ class Executor : public Work {
         ProductRows quantized;
         Deltas deltas;
         std::vector<char> low_rank;
+        MixScratch mix;
         const Op* quantized_for = nullptr;
         Cursor ahead;
 
@@ -207,6 +212,8 @@ class Executor : public Work {
     static int64_t panels_at_once(const Op& op, int64_t num_rows) {
         return std::max<int64_t>(1, 4096 / std::max<int64_t>(op.in_features / 2 * num_rows, 1));
     }
+
+    static int64_t channel_groups(const Op& op) { return (op.out_features + CONV_CHANNELS - 1) / CONV_CHANNELS; }
 
     static int64_t row_cuts(int64_t rows) { return (rows + UNIT_ROWS - 1) / UNIT_ROWS; }
 
@@ -348,6 +355,17 @@ class Executor : public Work {
                 attention_.run(runner, begin, end);
                 break;
             }
+            case GATE:
+                for (int64_t i = begin; i < end; i++) gate_row<E>(op, i);
+                break;
+            case CONVOLVE:
+                for (int64_t i = begin; i < end; i++)
+                    convolve<E>(op, step_, i / channel_groups(op), i % channel_groups(op) * CONV_CHANNELS);
+                break;
+            case MIX:
+                for (int64_t i = begin; i < end; i++)
+                    mix_head<E>(op, step_, i / op.num_heads, i % op.num_heads, scratch_[thread].mix);
+                break;
             case HEAD:
                 run_linear<E>(
                     op, begin, end, thread,

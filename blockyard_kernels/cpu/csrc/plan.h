@@ -26,6 +26,9 @@ enum Kind : int32_t {
     EXPERTS_GATE_UP,    // LINEAR_GATED of such rows, each by its expert's weight
     EXPERTS_DOWN,       // wide LINEAR of such rows, without a bias
     EXPERTS_COMBINE,    // output = of each row the sum of what its experts gave (+ bias), times their weights
+    GATE,               // output = input * sigmoid(gates of residual)
+    CONVOLVE,           // output = the convolution of a sequence's rows: see recurrent.h
+    MIX,                // output = the gated delta rule over what CONVOLVE made
     NUM_KINDS
 };
 
@@ -108,6 +111,12 @@ struct Op {
     int32_t norms_follow;       // ROTARY_AND_CACHE: heads are normed when they are rotated
     int64_t rotary_stride;      // ROTARY_AND_CACHE: from one row's numbers to the next row's; the queries' are its last
     int64_t kv_group;           // ROTARY_AND_CACHE, ATTENTION: whose block tables count
+    int64_t has_gates;          // ROTARY_AND_CACHE: whether the input has a gate for each number of the queries behind them
+    // CONVOLVE, MIX; `group` is the convolution's width, `wide` whether its rows are gated
+    const int64_t* places;      // bytes in a sequence's fixed blocks: of the tail, then of each head
+    const float* decay_log;     // [num_heads]
+    const float* step_bias;     // [num_heads]
+    int64_t key_dim;
 };
 
 // What a step computes. Positions, slots and work lists are made from it.
@@ -125,4 +134,6 @@ struct Inputs {
     uint8_t* finite;                // [R]: 1 where all logits are finite
     int64_t* positions;             // [T]: written, each row's position
     const int32_t* lora_slots;      // [T]: the slot of each row's adapter, below 0: none; or null: none has one
+    const int32_t* fixed_tables;    // [S, fixed_stride]: the blocks of each sequence's state; or null: none has one
+    int64_t fixed_stride;
 };

@@ -52,10 +52,12 @@ class Step {
         blocks.resize(windows.size());
         for (auto& some : blocks) some.clear();
         tiles.clear();
+        first_rows.clear();
         const int64_t tile_tokens = std::max<int64_t>(1, MAX_ATTENTION_ROWS / std::max<int64_t>(group, 1));
         for (int64_t s = 0; s < inputs.num_sequences; s++) {
             const int64_t count = inputs.num_new_tokens[s], end = inputs.seq_lens[s], begin = end - count;
             for (int64_t i = 0; i < count; i++) inputs.positions[num_tokens_ + i] = begin + i;
+            first_rows.push_back(num_tokens_);
             if (block_size) {
                 add_runs(s, begin, end, block_size);
                 if (count <= MAX_DECODED_ROWS) add_blocks(s, begin + 1, end, block_size, windows);
@@ -79,6 +81,7 @@ class Step {
     // In order, none longer than a unit.
     const std::vector<LoraRun>& lora_runs(int32_t rows) const { return lora_runs_[rows]; }
 
+    std::vector<int64_t> first_rows;  // of each sequence
     std::vector<Run> runs;
     std::vector<AttentionTile> tiles;
     // Of each KV group the blocks that sequences which decode read.

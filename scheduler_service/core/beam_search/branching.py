@@ -64,7 +64,7 @@ def follow(beams: Beams, chosen: list[Continuation], queues: Queues, blocks: Blo
 
 def _make_child(parent: Sequence, beams: Beams, queues: Queues, blocks: BlockManager) -> Sequence:
     child = beams.make_sequence(parent.group)
-    if parent.status is SequenceStatus.RUNNING and queues.num_rows < queues.max_rows:
+    if parent.status is SequenceStatus.RUNNING and queues.num_rows < queues.max_rows and blocks.fixed.has_room:
         blocks.fork(parent, child)
         child.is_prefilling = False
         child.forked_from = parent

@@ -105,6 +105,13 @@ class BlockPool:
             self._block_of_hash[block_hash] = block
             self._hash_of_block[block] = block_hash
 
+    def forget(self, block_hash: bytes) -> None:
+        """Forgets content, if a block that nobody holds has it."""
+        block = self._block_of_hash.get(block_hash)
+        if block is not None and block in self._evictable:
+            del self._evictable[block], self._block_of_hash[block_hash], self._hash_of_block[block]
+            self._unused.append(block)
+
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of_hash.get(block_hash)
 

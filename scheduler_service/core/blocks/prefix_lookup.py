@@ -37,14 +37,27 @@ def name_of_group(block_hash: bytes, group: int) -> bytes:
     return block_hash + bytes((group,))
 
 
+def name_of_state(block_hash: bytes, place: int) -> bytes:
+    """Returns the hash for a fixed block with the state behind a block of tokens."""
+    return block_hash + b"state" + place.to_bytes(4)
+
+
+Found = tuple[int, int | None]
+"""Where content is: a device block, or 0 and a host block."""
+
+
 class Prefix(NamedTuple):
     """The cached part of a sequence: its device blocks, and the host blocks by their place in the table.
 
-    A device block is 0 where only the host has the content, and where no window sees it any more.
+    A device block is 0 where only the host has the content, and where no window sees it any more. If the model's layers
+    have a state, `states` are the blocks with that at `position`; up to `num_reached` all else is cached.
     """
 
     block_ids: list[int]
     host_blocks: dict[int, int]
+    states: tuple[Found, ...] = ()
+    position: int = 0
+    num_reached: int = 0
 
     def find_shared(self, num_places: int, num_groups: int) -> list[int]:
         """Finds the places of the last blocks that may be shared and need a copy, if the whole sequence is cached.
@@ -65,16 +78,28 @@ class PrefixLookup:
         "_device",
         "_groups",
         "_num_groups",
+        "_num_state_blocks",
+        "_snapshot_distance",
         "_tier",
         "is_enabled",
         "weights_version",
     )
 
     def __init__(
-        self, groups: KvBlockGroups, device: BlockPool, tier: HostTier, costs: CostModel, *, is_enabled: bool
+        self,
+        groups: KvBlockGroups,
+        device: BlockPool,
+        tier: HostTier,
+        costs: CostModel,
+        *,
+        is_enabled: bool,
+        snapshot_distance: int = 0,
     ) -> None:
         self._groups = groups
-        self._block_size, self._num_groups = groups.block_size, groups.num_groups
+        # The hashes of tokens are needed without KV groups too.
+        self._block_size, self._num_groups = groups.block_size, max(groups.num_groups, 1)
+        self._num_state_blocks = groups.num_state_blocks
+        self._snapshot_distance = snapshot_distance
         self._device = device
         self._tier = tier
         self._costs = costs
@@ -92,8 +117,42 @@ class PrefixLookup:
         if not self.is_enabled or sequence.group.spec.computes_prompt:
             return Prefix([], {})
         reads_host = self.uses_host
+        if self._num_state_blocks:
+            return self._find_with_states(sequence, reads_host=reads_host)
+        return self._find_blocks(sequence, len(sequence.token_ids) // self._block_size, reads_host=reads_host)
+
+    def _find_with_states(self, sequence: Sequence, *, reads_host: bool) -> Prefix:
+        """Finds the cached blocks up to the last snapshot before which all are cached, and before the last token."""
+        size, distance = self._block_size, self._snapshot_distance
+        num_blocks, num_reached = (len(sequence.token_ids) - 1) // size, -1
+        while num_blocks:
+            prefix = self._find_blocks(sequence, num_blocks, reads_host=reads_host)
+            reached = self._groups.count_full(prefix.block_ids) * size if self._groups.windows else num_blocks * size
+            num_reached = max(num_reached, reached)
+            for position in range(reached // distance * distance, 0, -distance):
+                if states := self.find_states(sequence, position, reads_host=reads_host):
+                    break
+            else:
+                break
+            if position == reached:
+                return Prefix(prefix.block_ids, prefix.host_blocks, states, position, num_reached)
+            num_blocks = position // size
+        return Prefix([], {}, num_reached=max(num_reached, 0))
+
+    def find_states(self, sequence: Sequence, position: int, *, reads_host: bool) -> tuple[Found, ...]:
+        """Finds the blocks with a sequence's state at a position; empty unless all are cached."""
+        state_hash = self.hash_at(sequence, position)
+        states: list[Found] = []
+        for place in range(self._num_state_blocks):
+            found = self._look_up(name_of_state(state_hash, place), reads_host=reads_host)
+            if found is None:
+                return ()
+            states.append(found)
+        return tuple(states)
+
+    def _find_blocks(self, sequence: Sequence, num_blocks: int, *, reads_host: bool) -> Prefix:
+        """Finds the cached blocks of the first `num_blocks` blocks of tokens."""
         groups = self._groups
-        num_blocks = len(sequence.token_ids) // groups.block_size
         if groups.num_groups == 1 and not groups.widest:
             return self._find_chain(sequence, num_blocks, 0, reads_host=reads_host)
         chains = [
@@ -106,9 +165,8 @@ class PrefixLookup:
         )
         return self._add_windows(sequence, chains, depth, reads_host=reads_host)
 
-    def _look_up(self, sequence: Sequence, place: int, *, reads_host: bool) -> tuple[int, int | None] | None:
-        """Finds the content of a place: a device block, or 0 and a host block; None: neither."""
-        block_hash = self.hash(sequence, place)
+    def _look_up(self, block_hash: bytes, *, reads_host: bool) -> Found | None:
+        """Finds content by its hash; None: neither pool has it."""
         block = self._device.find(block_hash)
         if block is not None:
             return block, None
@@ -120,7 +178,7 @@ class PrefixLookup:
         prefix = Prefix([], {})
         num_groups = self._groups.num_groups
         for place in range(group, num_blocks * num_groups, num_groups):
-            found = self._look_up(sequence, place, reads_host=reads_host)
+            found = self._look_up(self.hash(sequence, place), reads_host=reads_host)
             if found is None:
                 break
             block, host_block = found
@@ -133,13 +191,13 @@ class PrefixLookup:
         """Joins the groups to the deepest common prefix: a group with a window needs only what it sees from there."""
         groups = self._groups
         num_groups = groups.num_groups
-        found: dict[int, tuple[int, int | None]] = {}
+        found: dict[int, Found] = {}
         group = 0
         while group < num_groups and depth:
             first = groups.first_kept(groups.windows[group], self._count_full(sequence, depth))
             for index in range(depth - 1, first - 1, -1) if groups.windows[group] else ():
                 place = index * num_groups + group
-                content = found.get(place) or self._look_up(sequence, place, reads_host=reads_host)
+                content = found.get(place) or self._look_up(self.hash(sequence, place), reads_host=reads_host)
                 if content is None:
                     # Blocks before this one may still match, so all groups are looked at again from there.
                     depth, group = index, -1
@@ -177,6 +235,10 @@ class PrefixLookup:
             if num_groups > 1:
                 hashes.extend(name_of_group(content, group) for group in range(1, num_groups))
         return hashes[place]
+
+    def hash_at(self, sequence: Sequence, position: int) -> bytes:
+        """Hashes the tokens before a position, a multiple of the block size."""
+        return self.hash(sequence, (position // self._block_size - 1) * self._num_groups)
 
     def count_published(self, sequence: Sequence) -> int:
         """Counts the first places of a sequence whose blocks were made findable when they became full."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from scheduler_service.core.blocks.block_pool import BlockPool
+    from scheduler_service.core.blocks.fixed import FixedBlocks
     from scheduler_service.core.blocks.host_tier import HostTier
     from scheduler_service.core.blocks.prefix_lookup import PrefixLookup
     from scheduler_service.core.blocks.windows import WindowBlocks
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 class Swapping:
     """Swaps the blocks of one sequence at a time. `allocate` hands out a free device block."""
 
-    __slots__ = ("_allocate", "_device", "_groups", "_prefixes", "_tier", "_windows")
+    __slots__ = ("_allocate", "_device", "_fixed", "_groups", "_prefixes", "_tier", "_windows")
 
     def __init__(
         self,
         windows: WindowBlocks,
+        fixed: FixedBlocks,
         device: BlockPool,
         tier: HostTier,
         prefixes: PrefixLookup,
@@ -32,6 +34,7 @@ class Swapping:
     ) -> None:
         self._windows = windows
         self._groups = windows.groups
+        self._fixed = fixed
         self._device = device
         self._tier = tier
         self._prefixes = prefixes
@@ -46,8 +49,15 @@ class Swapping:
         num_filled = -(-sequence.num_scheduled // self._groups.block_size) * self._groups.num_groups
         places = [p for p, block in enumerate(sequence.block_ids) if self._device.references[block] == 1]
         num_moved = sum(place < num_filled for place in places)
+        if self._fixed.num_blocks:
+            # Before the first token they hold nothing.
+            num_moved += self._fixed.num_blocks if sequence.num_scheduled else 0
+            if not self._fixed.is_complete(sequence):
+                return False
         if not num_moved or not self._tier.make_room(num_moved):
             return False
+        if self._fixed.num_blocks:
+            self._fixed.swap_out(sequence, step)
         num_published = self._prefixes.count_published(sequence)
         for place in reversed(places):
             block = sequence.block_ids[place]
@@ -66,14 +76,17 @@ class Swapping:
         if self._groups.widest:
             self._windows.catch_up(sequence)
         missing = self._windows.find_missing(sequence)
-        if len(missing) + self._count_growth(sequence) + num_spare > self._device.num_free:
+        num_needed = len(missing) + self._fixed.num_blocks + self._count_growth(sequence)
+        if num_needed + num_spare > self._device.num_free:
             return False
+        if self._fixed.num_blocks:
+            self._fixed.swap_in(sequence, step)
         for place in missing:
             sequence.block_ids[place] = self._restore(sequence, place, step)
         self._tier.hand_over(reversed(sequence.host_blocks.values()))
         sequence.host_blocks = {}
         step.replaced[sequence.sequence_id] = sequence
-        sequence.grow_at = len(sequence.block_ids) // self._groups.num_groups * self._groups.block_size
+        sequence.grow_at = self._groups.count_slots(len(sequence.block_ids))
         return True
 
     def _count_growth(self, sequence: Sequence) -> int:

@@ -55,12 +55,15 @@ class Answers:
             self._take_logprobs(lengths, result.logprobs, updates)
         if result.failures:
             self._fail_sequences(step, dict(result.failures), updates)
+        if self._blocks.snapshots.every:
+            self._blocks.snapshots.publish(step.step_id)
         return updates
 
     def _report_prefills(self, step: StepInFlight, updates: dict[str, OwnerUpdate]) -> None:
         for group in step.completed:
-            if group.is_finished:
+            if group.is_finished or group.is_prefilled:
                 continue
+            group.is_prefilled = True
             update = updates.setdefault(group.spec.owner, OwnerUpdate())
             update.prefilled.append(Prefill(group.sequences[0].sequence_id, group.num_cached_tokens))
             self._totals.num_prompt_tokens += group.prompt_length

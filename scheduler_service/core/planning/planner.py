@@ -218,15 +218,22 @@ class Planner:
         step.max_rows = -(-self._config.max_rows // num_shares)
 
     def _make_way(self, step: StepBuilder) -> None:
-        """If nothing can run, takes blocks and rows from beams that wait for others of their groups."""
+        """If nothing can run, takes blocks and rows from beams that wait for others of their groups.
+
+        If nothing even waits in a row, the last sequence was preempted for blocks that were held until it began.
+        """
         queues = self._queues
-        while step.is_idle and queues.running and (queues.swapped or queues.waiting):
-            self.preemption.take_last()
+        while step.is_idle and (queues.swapped or queues.waiting):
+            is_last = not queues.running
+            if not is_last:
+                self.preemption.take_last()
             if self._config.max_loras:
                 self.loras.recount()
             self._schedule_swapped(step)
             if not queues.swapped:
                 self._schedule_waiting(step)
+            if is_last:
+                break
 
     def _schedule_prefills(self, step: StepBuilder) -> None:
         """Schedules the next pieces of prefills. Their blocks were reserved on admission."""
@@ -245,6 +252,8 @@ class Planner:
         num_free = min(num_left - is_new_leader, step.num_prefill_left)
         if self._blocks.has_windows:
             num_free = min(num_free, self._blocks.windows.count_writable(sequence) - sequence.num_scheduled)
+        if self._blocks.snapshots.every:
+            num_free = min(num_free, self._blocks.snapshots.count_until(sequence))
         num_piece = _cut(num_left, num_free, self._config)
         if not num_piece:
             return
@@ -266,13 +275,22 @@ class Planner:
             group.unforked = []
 
     def _fork(self, parent: Sequence, children: list[Sequence], step: StepBuilder) -> None:
-        """Forks children, which sample from the parent's logits. Their rows were kept free."""
+        """Forks children, which sample from the parent's logits. Their rows were kept free.
+
+        A child without room for its fixed blocks is prefilled by itself.
+        """
+        forked: list[Sequence] = []
         for child in children:
+            if not self._blocks.fixed.has_room:
+                self._queues.begin_alone(child)
+                child.last_step_id = step.step_id  # it begins once its parent's token is known
+                continue
+            forked.append(child)
             child.is_prefilling = False
             self._blocks.fork(parent, child)
             step.add_fork(parent, child)
             step.add_row(child, 0, is_sampled=True)
-        self._queues.fork(parent, children)
+        self._queues.fork(parent, forked)
 
     def _schedule_swapped(self, step: StepBuilder) -> None:
         """Swaps sequences in, first out, first in. One in flight waits: its answers make its blocks findable."""

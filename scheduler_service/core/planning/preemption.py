@@ -186,7 +186,8 @@ class Preemption:
         held = Counter[str]()
         for queue in (self._queues.running, self._queues.swapped):
             for sequence in queue:
-                held[sequence.group.spec.tenant] += sum(block != 0 for block in sequence.block_ids)
+                num_held = sum(block != 0 for block in sequence.block_ids) + len(sequence.fixed_ids)
+                held[sequence.group.spec.tenant] += num_held
         return held
 
     def reclaim_behind(self, sequence: Sequence, step: StepBuilder) -> bool:

@@ -232,6 +232,12 @@ class Queues:
             self._count_rows(child, -1)
         group.unforked.remove(child)
 
+    def begin_alone(self, child: Sequence) -> None:
+        """Queues a child that cannot be forked, to be prefilled by itself, and frees the row that its leader holds."""
+        self._count_rows(child, -1)
+        child.token_ids = list(child.group.spec.prompt_token_ids)
+        self.start_over(child)
+
     def replace_leader(self, leader: Sequence) -> None:
         """Replaces a leader that ended before its children were forked: the first of them begins anew."""
         group = leader.group

@@ -184,7 +184,7 @@ def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
     _check_range("num_device_blocks", available.num_device_blocks, 0, MAX_BLOCKS)
     _check_range("num_host_blocks", available.num_host_blocks, 0, MAX_BLOCKS)
     _check_range("cache_block_bytes", available.cache_block_bytes, 0, MAX_BLOCK_BYTES)
-    _check_windows(available.kv_windows)
+    _check_windows(available.kv_windows, available.num_state_blocks)
     return available
 
 
@@ -195,7 +195,7 @@ def check_cache(cache: CacheInfo) -> CacheInfo:
     _check_range("cache_block_bytes", cache.cache_block_bytes, 0, MAX_BLOCK_BYTES)
     _check_range("max_model_len", cache.max_model_len, 1, MAX_TOKENS)
     _check_text("determinism_id", cache.determinism_id)
-    _check_windows(cache.kv_windows)
+    _check_windows(cache.kv_windows, cache.num_state_blocks)
     _check_decodes(cache.decode_rows, cache.decode_seconds)
     return cache
 
@@ -209,9 +209,10 @@ def _check_decodes(rows: Sequence[int], seconds: Sequence[float]) -> None:
     require(all(0 < each <= MAX_SECONDS for each in seconds), "decode_seconds: a step cannot take so long")
 
 
-def _check_windows(windows: Sequence[int]) -> None:
-    _check_range("kv_windows", len(windows), 1, MAX_KV_GROUPS)
-    _check_range("kv_windows", max(windows), 0, MAX_TOKENS)
+def _check_windows(windows: Sequence[int], num_state_blocks: int) -> None:
+    _check_range("num_state_blocks", num_state_blocks, 0, MAX_BLOCKS)
+    _check_range("kv_windows", len(windows), 0 if num_state_blocks else 1, MAX_KV_GROUPS)
+    _check_range("kv_windows", max(windows, default=0), 0, MAX_TOKENS)
 
 
 def _check_range(name: str, number: int, low: int, high: int) -> None:

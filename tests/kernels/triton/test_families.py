@@ -34,9 +34,9 @@ WINDOW, BLOCK_SIZE = 7, 8
 
 def small(config: ModelConfig) -> ModelConfig:
     """Two layers, which are of both kinds where there are two, and windows shorter than the texts."""
-    attentions = (layer.attention for layer in config.layers[:2])
+    attentions = (layer.mixer for layer in config.layers[:2])
     kept = [replace(each, window=each.window and WINDOW) for each in attentions]
-    layers = (replace(layer, attention=each) for layer, each in zip(config.layers[:2], kept, strict=True))
+    layers = (replace(layer, mixer=each) for layer, each in zip(config.layers[:2], kept, strict=True))
     return replace(config, layers=tuple(layers))
 
 

@@ -68,6 +68,8 @@ class FakeWorkerOptions:
     whole_prompts: bool = False
     # Whether tokens depend on the name of the weights.
     names_weights: bool = False
+    # The fixed blocks of a sequence, which hold a state that it checks.
+    num_state_blocks: int = 0
 
 
 FAILURE = SequenceError("NOT_FINITE", "failed on request")
@@ -243,6 +245,8 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
             num_device_blocks=self.options.num_device_blocks,
             num_host_blocks=self.options.num_host_blocks,
             cache_block_bytes=1024,
+            kv_windows=[0],
+            num_state_blocks=self.options.num_state_blocks,
         )
 
     async def InitializeCache(self, request: worker_pb2.InitializeCacheRequest, context: Any) -> Any:
@@ -256,6 +260,8 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
             max_model_len=request.max_model_len,
             determinism_id=self.options.determinism_id,
             batch_invariant=self.options.batch_invariant,
+            kv_windows=[0],
+            num_state_blocks=request.num_state_blocks,
         )
         self.state = status_pb2.WORKER_STATE_CACHE_READY
         return worker_pb2.InitializeCacheResponse(cache=self.cache)
@@ -308,6 +314,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
                 max_draft_tokens=plan.max_draft_tokens,
                 max_draft_rows=plan.max_draft_rows,
                 drafter=HostileDrafter() if plan.max_draft_tokens else None,
+                num_state_blocks=plan.num_state_blocks,
             )
             self.model = model
             return lambda step: self._spoil(step, model.execute(step))

@@ -29,7 +29,13 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, loras: Mapping[int, Lor
         step_id=message.step_id,
         new_sequences=tuple(_decode_new_sequence(new, loras) for new in message.new_sequences),
         forks=tuple(
-            Fork(fork.parent_sequence_id, fork.child_sequence_id, fork.sequence_index, tuple(fork.block_ids))
+            Fork(
+                fork.parent_sequence_id,
+                fork.child_sequence_id,
+                fork.sequence_index,
+                tuple(fork.block_ids),
+                tuple(fork.fixed_block_ids),
+            )
             for fork in message.forks
         ),
         sequence_ids=tuple(message.sequence_ids[:]),
@@ -45,6 +51,11 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, loras: Mapping[int, Lor
         activated_loras=tuple(zip(message.activated_lora_slots, message.activated_lora_ids, strict=True)),
         max_draft_tokens=tuple(message.max_draft_tokens[:]),
         draft_prices=tuple(message.draft_prices[:]),
+        replaced_fixed_tables=tuple(
+            (table.sequence_id, tuple(table.fixed_block_ids))
+            for table in message.replaced_tables
+            if table.fixed_block_ids
+        ),
     )
 
 
@@ -73,6 +84,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence, loras: Mapping[int, Lo
         spec,
         message.num_beam_candidates,
         message.max_length,
+        tuple(message.fixed_block_ids[:]),
     )
 
 

@@ -59,6 +59,20 @@ _TEXT: dict[str, Any] = {name: value for name, value in SIZES.items() if name no
 _LOOKS = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _QWEN_LOOKS = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 96}
 _PARTS = {"rope_type": "default", "mrope_section": [4, 4, 4], "rope_theta": 1e4}
+_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "rope_parameters": {
+        "rope_type": "default",
+        "mrope_section": [2, 1, 1],
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+    },
+}
 _OPT_LEFT_OUT = ("intermediate_size", "num_key_value_heads")
 
 
@@ -83,6 +97,10 @@ RECIPES = {
     "mistral": Recipe("MistralForCausalLM", "MistralConfig", {"sliding_window": WINDOW}),
     "qwen2": Recipe("Qwen2ForCausalLM", "Qwen2Config"),
     "qwen3": Recipe("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 32}),
+    "qwen3_5": Recipe("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", _DELTA),
+    "lfm2": Recipe(
+        "Lfm2ForCausalLM", "Lfm2Config", {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 32}
+    ),
     "gemma": Recipe("GemmaForCausalLM", "GemmaConfig", {"head_dim": 32}),
     "gemma2": Recipe(
         "Gemma2ForCausalLM",

@@ -42,6 +42,8 @@ class _Row:
     """Those of each KV group side by side."""
     shared: int = 0
     """Leading places whose blocks belong to another sequence."""
+    fixed_ids: list[int] = field(default_factory=list[int])
+    """The blocks of the sequence's state."""
 
 
 class StepRunner:
@@ -63,6 +65,8 @@ class StepRunner:
         self._rows: dict[Hashable, _Row] = {}
         self._groups = model.kv_groups
         self._num_groups = model.kv_groups.num_groups
+        states = model.plan_states(self.pool[0].nbytes)
+        self._num_fixed = states.num_blocks if states else 0
         self._free = list(range(num_blocks - 1))
         self._poison = num_blocks - 1
         self._captured: CapturedStep | None = None
@@ -157,9 +161,9 @@ class StepRunner:
     def _compute(self, inputs: StepInputs) -> Tensor:
         """Op by op, the last layer for all rows."""
         window = self.model.config.sliding_window
-        batch = self._backend.plan_attention(
-            inputs.num_new_tokens, inputs.seq_lens, inputs.block_tables, self._block_size, window, self._num_groups
-        )
+        sizes = self._block_size, window, self._num_groups
+        arrays = inputs.num_new_tokens, inputs.seq_lens, inputs.block_tables
+        batch = self._backend.plan_attention(*arrays, *sizes, fixed_tables=inputs.fixed_tables)
         token_ids = torch.from_numpy(inputs.token_ids).to(self._backend.device)
         hidden = self.model.forward(token_ids, replace(batch, lora=inputs.lora), self.pool)
         return self.model.compute_logits(hidden)
@@ -193,12 +197,15 @@ class StepRunner:
         for block in row.block_ids[num_full:]:
             copy.block_ids.append(self._free.pop())
             self._backend.copy_blocks(self.pool, [(block, copy.block_ids[-1])])
+        for block in row.fixed_ids:
+            copy.fixed_ids.append(self._free.pop())
+            self._backend.copy_blocks(self.pool, [(block, copy.fixed_ids[-1])])
         self._rows[child] = copy
 
     def drop(self, key: Hashable) -> None:
         """Forgets a sequence, poisons its blocks and frees them."""
         row = self._rows.pop(key)
-        own = [block for block in row.block_ids[row.shared :] if block != self._poison]
+        own = [block for block in row.block_ids[row.shared :] if block != self._poison] + row.fixed_ids
         self.pool[own] = float("nan")
         self._free[:0] = own
 
@@ -211,7 +218,7 @@ class StepRunner:
         """Takes a sequence's blocks out to another pool and back into other blocks, as a swap does."""
         row = self._rows[key]
         host = torch.full_like(self.pool, float("nan"))
-        blocks = [block for block in row.block_ids if block != self._poison]
+        blocks = [block for block in row.block_ids if block != self._poison] + row.fixed_ids
         host_ids = list(range(len(blocks)))
         self._backend.swap_blocks(self.pool, host, list(zip(blocks, host_ids, strict=True)))
         others = [self._free.pop() for _ in blocks]
@@ -220,6 +227,7 @@ class StepRunner:
         self._backend.swap_blocks(host, self.pool, list(zip(host_ids, others, strict=True)))
         moved = dict(zip(blocks, others, strict=True))
         row.block_ids = [moved.get(block, block) for block in row.block_ids]
+        row.fixed_ids = [moved[block] for block in row.fixed_ids]
 
     def run(self, key: Hashable, token_ids: Sequence[int], pieces: Iterable[int]) -> Tensor:
         """Computes a sequence alone in pieces of these lengths -> all its logits."""
@@ -232,6 +240,7 @@ class StepRunner:
 
     def _extend(self, row: _Row, num_tokens: int) -> None:
         row.length += num_tokens
+        row.fixed_ids += [self._free.pop() for _ in range(self._num_fixed - len(row.fixed_ids))]
         while len(row.block_ids) // self._num_groups * self._block_size < row.length:
             row.block_ids.extend(self._free.pop() for _ in range(self._num_groups))
 
@@ -250,4 +259,5 @@ class StepRunner:
             block_tables=tables.reshape(self._num_groups * len(rows), widest),
             token_ids=np.array([token_id for _, token_ids in work for token_id in token_ids], np.int64),
             chosen=np.arange(counts.sum()),
+            fixed_tables=np.array([row.fixed_ids for row in rows], np.int32).reshape(len(rows), self._num_fixed),
         )

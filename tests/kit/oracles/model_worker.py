@@ -47,6 +47,11 @@ def name_in_group(name: int, group: int) -> int:
     return hash((name, group)) if group else name
 
 
+def name_of_state(name: int, place: int) -> int:
+    """The name of what a fixed block keeps of a prefix: another one in each."""
+    return hash((name, place, 1))
+
+
 def seed_of_request(spec: GroupSpec) -> int:
     """A seed that depends on the request alone."""
     return crc32(spec.request_id.encode())
@@ -81,6 +86,7 @@ class Row:
     token_ids: list[int]
     names: list[int]
     block_ids: list[int]
+    fixed_ids: list[int]
     num_computed: int
     num_beam_candidates: int = 0
     # The length at which it ends by itself; 0: the scheduler ends it.
@@ -101,6 +107,7 @@ class Row:
             [],
             [root_of(new.spec, weights)],
             list(new.block_ids),
+            list(new.fixed_block_ids),
             new.num_computed_tokens,
             new.num_beam_candidates,
             new.max_length,
@@ -118,6 +125,7 @@ class Row:
             self.token_ids.copy(),
             self.names.copy(),
             list(fork.block_ids),
+            list(fork.fixed_block_ids),
             self.num_computed,
             self.num_beam_candidates,
             self.max_length,
@@ -168,12 +176,16 @@ class ModelWorker:
         max_draft_tokens: int = 0,
         max_draft_rows: int = 0,
         drafter: HostileDrafter | None = None,
+        num_state_blocks: int = 0,
     ) -> None:
         """`takes_ids`: it appends nothing that it samples, as with pipeline stages. `windows`: of its KV groups.
+
+        `num_state_blocks`: the fixed blocks of a sequence, which hold a state: a name of all tokens that made it.
 
         `weights`: the name of its weights, on which all that it computes depends. It may draft so many tokens of a
         sequence and of a step; `drafter` does.
         """
+        self.num_state_blocks = num_state_blocks
         self.max_draft_tokens = max_draft_tokens
         self.max_draft_rows = max_draft_rows
         self.drafter = drafter
@@ -226,10 +238,15 @@ class ModelWorker:
         tables += [table for _, table in step.replaced_tables]
         for table in tables:
             self._check_table(table)
+        fixed = [new.fixed_block_ids for new in step.new_sequences] + [fork.fixed_block_ids for fork in step.forks]
+        for table in fixed + [table for _, table in step.replaced_fixed_tables]:
+            _require(len(table) == self.num_state_blocks, f"{len(table)} fixed blocks of a sequence")
+            self._check_device_blocks(table)
         self._check_device_blocks(step.appended_block_ids)
 
     def _check_table(self, table: Sequence[int]) -> None:
-        _require(len(table) % len(self.windows) == 0, "a table lacks blocks of some KV group")
+        _require(len(table) % max(len(self.windows), 1) == 0, "a table lacks blocks of some KV group")
+        _require(bool(self.windows) or not table, "a table of a model without attention")
         for group, window in enumerate(self.windows):
             self._check_device_blocks(block for block in table[group :: len(self.windows)] if block or not window)
 
@@ -275,6 +292,8 @@ class ModelWorker:
 
     def _are_same(self, parent: Sequence[int], child: Sequence[int]) -> bool:
         """Whether a child has its parent's blocks, but for those that were given back since the parent was told."""
+        if not self.windows:
+            return not parent and not child
         may_lack = [self.windows[place % len(self.windows)] > 0 for place in range(len(child))]
         places = zip(parent, child, may_lack, strict=False)
         return len(parent) == len(child) and all(one == other or (lacks and not other) for one, other, lacks in places)
@@ -301,6 +320,8 @@ class ModelWorker:
             self._row(sequence_id).block_ids.append(block)
         for sequence_id, table in step.replaced_tables:
             self._row(sequence_id).block_ids[:] = table
+        for sequence_id, table in step.replaced_fixed_tables:
+            self._row(sequence_id).fixed_ids[:] = table
         for fork in step.forks:
             parent, child = self._row(fork.parent_id), self._row(fork.child_id)
             # A beam's child computes a token of its own at once, so its table may be another one by now.
@@ -342,6 +363,8 @@ class ModelWorker:
             lora_id = self.rows[sequence_id].spec.lora_id
             _require(lora_id in (0, *self.lora_slots), f"sequence {sequence_id} has its adapter in no slot")
         drafts = self._draft(step, active)
+        if self.num_state_blocks:
+            self._advance_states(active)
         self._write(active, drafts)
         self._share_logits(step.forks, active)
         for sequence_id in active:
@@ -424,6 +447,36 @@ class ModelWorker:
                     written.add(slot)
                     self.device[slot] = name_in_group(names[position + 1], group)
             row.num_computed = end
+
+    def _advance_states(self, active: dict[int, int]) -> None:
+        """Goes on with the state of each row: all reads, then all writes. No row's state lies in another's blocks."""
+        rows = [self.rows[key] for key in active]
+        fixed = [block for row in rows for block in row.fixed_ids]
+        _require_unique(fixed, "fixed blocks")
+        # A table of a group with a window still names what was given back.
+        whole = [group for group, window in enumerate(self.windows) if not window]
+        tables = {b for row in rows for group in whole for b in row.block_ids[group :: len(self.windows)]}
+        _require(not tables.intersection(fixed), "a block is in two tables")
+        for key, count in active.items():
+            row = self.rows[key]
+            # The state before the first token is nothing, whatever the blocks hold.
+            if count and row.num_computed and self._states(row) != self._name_states(row, row.num_computed):
+                raise StepRefused(f"sequence {key} begins at {row.num_computed} with another state")
+        for key, count in active.items():
+            if count:
+                row = self.rows[key]
+                names = self._name_states(row, row.num_computed + count)
+                for block, name in zip(row.fixed_ids, names, strict=True):
+                    self.device[block * self.block_size : (block + 1) * self.block_size] = [name] * self.block_size
+
+    def _states(self, row: Row) -> list[int]:
+        """What the fixed blocks of a row hold: one name in all slots of a block."""
+        blocks = [self.device[b * self.block_size : (b + 1) * self.block_size] for b in row.fixed_ids]
+        _require(all(len(set(block)) == 1 for block in blocks), "a fixed block holds no state")
+        return [block[0] for block in blocks]
+
+    def _name_states(self, row: Row, num_tokens: int) -> list[int]:
+        return [name_of_state(row.names[num_tokens], place) for place in range(self.num_state_blocks)]
 
     def _share_logits(self, forks: Sequence[Fork], active: dict[int, int]) -> None:
         """Children compute nothing: they are where their parent is, which must have come to its last token."""

@@ -151,7 +151,7 @@ def _make_config(outline: Outline, survey: Survey, text: Any, dtype: torch.dtype
     feed = Mlp(inner_features=inner if isinstance(inner, int) and inner > 0 else 4 * hidden_size)
     layers = tuple(
         Layer(
-            attention=Attention(
+            mixer=Attention(
                 num_heads=site.shape.num_heads,
                 num_kv_heads=site.shape.num_kv_heads,
                 head_dim=site.shape.head_dim,

@@ -131,6 +131,33 @@ async def test_any_way_gives_the_same_tokens(harness: Harness, settings: Setting
     assert status.num_completion_tokens == 20 * sum(stream.n for stream in streams)
 
 
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+async def test_models_with_states_give_the_same_tokens(harness: Harness, settings: Settings, mode: str) -> None:
+    """The worker refuses a step from another state than that of the tokens before it."""
+    worker = await harness.worker(num_state_blocks=3)
+    changes = {"num_device_blocks": 40, "block_size": 8, "state_snapshot_tokens": 8, "num_host_blocks": 200}
+    server = await harness.scheduler(settings(**changes, preemption_mode=mode, speculation="auto"))
+    client = await harness.client()
+    head = list(range(24))
+    asked = [(head + prompt if number % 2 else prompt) for number, prompt in enumerate(prompts(24, longest=30))]
+    streams = [
+        await client.add(f"r{number}", prompt, n=1 + number % 3, max_tokens=20) for number, prompt in enumerate(asked)
+    ]
+    for stream, prompt in zip(streams, asked, strict=True):
+        assert await client.result(stream) == oracle(prompt, 20, stream.n)
+    assert worker.refusals == []
+    await until_idle(server)
+    status = await client.status()
+    assert status.num_preemptions > 0
+    assert (status.replicas[0].num_swapped_in_blocks > 0) == (mode == "swap")
+    for name in ("once", "again"):
+        stream = await client.add(name, [*head, 1, 2, 3])
+        await client.result(stream)
+    assert stream.num_cached_tokens == 24
+    (plan,) = worker.plans
+    assert (plan.num_state_blocks, plan.max_draft_tokens) == (3, 0)
+
+
 async def test_what_never_fits_is_told_with_what_would(harness: Harness, settings: Settings) -> None:
     await harness.worker()
     await harness.scheduler(settings(num_device_blocks=5, max_model_len=64))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -62,7 +62,7 @@ MODEL = LoadedModel(
     quantization=Quantization.INT4_GROUP,
     stored_format="AWQ",
 )
-CACHE = CacheInfo(16, 100, 10, 4096, 48, "id", True, (0, 32), (1, 2), (0.25, 0.5))
+CACHE = CacheInfo(16, 100, 10, 4096, 48, "id", True, (0, 32), (1, 2), (0.25, 0.5), 3)
 ADAPTER = Adapter(3, "sql", "/adapters/sql", "ab" * 32, True, 20, 8, ("k_proj", "q_proj"), 1000)
 LIMITS = LoraLimits(2, 16, 4, 32)
 SLEEP = SleepInfo(2, frozenset({MemoryTag.KV_CACHE}), True)
@@ -108,12 +108,12 @@ CODECS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
         workers.PROFILE_REQUEST.decode,
     ),
     "AvailableBlocks": (
-        AvailableBlocks(16, 100, 10, 4096, (0, 32), MemoryBreakdown(6, 5, 4, 3, 2, 1)),
+        AvailableBlocks(16, 100, 10, 4096, (0, 32), MemoryBreakdown(6, 5, 4, 3, 2, 1), 3),
         workers.AVAILABLE_BLOCKS.encode,
         workers.AVAILABLE_BLOCKS.decode,
     ),
     "InitializeCache": (
-        CachePlan(16, 100, 10, 512, 2048, 256, 11, 32),
+        CachePlan(16, 100, 10, 512, 2048, 256, 11, 32, 3),
         workers.CACHE_PLAN.encode,
         workers.CACHE_PLAN.decode,
     ),
@@ -215,3 +215,11 @@ def test_unknown_tags_are_refused_where_they_are_asked_for() -> None:
     assert workers.encode_tags(frozenset(MemoryTag)) == [1, 2]
     with pytest.raises(BlockyardError, match="tags: 9 is not known"):
         workers.decode_known_tags([1, 9])
+
+
+def test_only_sequences_with_a_state_may_have_no_kv_group() -> None:
+    """A worker without states that names no group is of another version, and has one that keeps all."""
+    has_states = replace(CACHE, kv_windows=())
+    assert workers.CACHE_INFO.decode(workers.CACHE_INFO.encode(has_states)) == has_states
+    has_none = replace(has_states, num_state_blocks=0)
+    assert workers.CACHE_INFO.decode(workers.CACHE_INFO.encode(has_none)).kv_windows == (0,)

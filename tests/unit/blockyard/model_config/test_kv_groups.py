@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def make_config(windows: Sequence[int | None], max_model_len: int = 32_768) -> DecoderConfig:
     attention = Attention(num_heads=4, num_kv_heads=1, head_dim=256, scale=1.0)
-    layer = Layer(attention=attention, feed=Mlp(inner_features=64), norm=Norm())
-    layers = tuple(replace(layer, attention=replace(attention, window=window)) for window in windows)
+    layer = Layer(mixer=attention, feed=Mlp(inner_features=64), norm=Norm())
+    layers = tuple(replace(layer, mixer=replace(attention, window=window)) for window in windows)
     return DecoderConfig(
         vocab_size=100,
         hidden_size=64,

@@ -28,8 +28,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DecoderConfig:
 
 def resized(config: DecoderConfig, heads: int, kv_heads: int, inner: int, vocab_size: int) -> DecoderConfig:
     layer = config.layers[0]
-    attention = replace(layer.attention, num_heads=heads, num_kv_heads=kv_heads, head_dim=64)
-    layers = (replace(layer, attention=attention, feed=replace(layer.feed, inner_features=inner)),) * config.num_layers
+    attention = replace(layer.mixer, num_heads=heads, num_kv_heads=kv_heads, head_dim=64)
+    layers = (replace(layer, mixer=attention, feed=replace(layer.feed, inner_features=inner)),) * config.num_layers
     return replace(config, layers=layers, vocab_size=vocab_size)
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import pooling_pb2
-from scheduler_service.core.blocks.prefix_lookup import hash_block, name_of_group, root_hash
+from scheduler_service.core.blocks.prefix_lookup import hash_block, name_of_group, name_of_state, root_hash
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import GroupSpec, LoraSpec, OwnerUpdate, SchedulerOutput, StepResult
+from tests.kit.oracles import model_worker
 from tests.kit.oracles.core_requests import add_request
 from tests.kit.oracles.hostile_drafter import HostileDrafter
 from tests.kit.oracles.model_worker import (
@@ -102,6 +103,7 @@ def _worker_of(config: CoreConfig) -> ModelWorker:
         max_draft_tokens=config.max_draft_tokens,
         max_draft_rows=config.max_draft_rows,
         drafter=HostileDrafter() if config.max_draft_tokens else None,
+        num_state_blocks=config.num_state_blocks,
     )
 
 
@@ -260,8 +262,11 @@ class Bench:
                     names.append(extend_name(names[-1], token_id))
                 for group in range(len(self.config.kv_windows)):
                     self._check_found(name_of_group(block_hash, group) if group else block_hash, names[-size:], group)
+                for place in range(self.config.num_state_blocks):
+                    name = model_worker.name_of_state(names[-1], place)
+                    self._check_found(name_of_state(block_hash, place), [name] * size)
 
-    def _check_found(self, block_hash: bytes, names: list[int], group: int) -> None:
+    def _check_found(self, block_hash: bytes, names: list[int], group: int = 0) -> None:
         size, blocks = self.config.block_size, self.scheduler._blocks
         wanted = [name_in_group(name, group) for name in names]
         for pool, slots in ((blocks.device, self.worker.device), (blocks.host, self.worker.host)):

@@ -231,11 +231,29 @@ class DraftTraces(Traces):
     )
 
 
+class StateTraces(Traces):
+    """The same of models whose layers have a state, alone or beside others that see all or a window."""
+
+    configurations = st.builds(
+        lambda config, **others: replace(config, whole_prompts=False, **others),
+        configurations,
+        num_device_blocks=st.integers(6, 30),
+        num_host_blocks=st.sampled_from([0, 6, 20, 40, 40]),
+        max_model_len=st.sampled_from([20, 40]),
+        preemption_mode=st.sampled_from(["swap", "swap", "auto", "recompute"]),
+        kv_windows=st.sampled_from([(0,), (0,), (0,), (), (0, 3), (4,)]),
+        num_state_blocks=st.integers(1, 3),
+        state_snapshot_tokens=st.sampled_from([0, 1, 2, 3, 4, 8]),
+    )
+
+
 Traces.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestTraces = Traces.TestCase
 WindowTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=100)
 TestWindowTraces = WindowTraces.TestCase
+StateTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=100)
+TestStateTraces = StateTraces.TestCase
 DraftTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=60)
 TestDraftTraces = DraftTraces.TestCase

@@ -52,21 +52,30 @@ def new_sequences(draw: st.DrawFn) -> NewSequence:
         payload=sampling_pb2.SamplingParams(temperature=0.5, seed=draw(ids)).SerializeToString(),
         pooling=draw(st.sampled_from([None, pooling_pb2.Pooling(kind=1, dimensions=3).SerializeToString()])),
     )
-    return NewSequence(
-        draw(ids), draw(ids), token_ids, prompt_length, draw(ids), draw(columns), spec, draw(ids), draw(ids)
+    numbers = draw(ids), draw(ids), token_ids, prompt_length, draw(ids), draw(columns)
+    return NewSequence(*numbers, spec, draw(ids), draw(ids), draw(columns))
+
+
+def make_output(tables: list[tuple[int, tuple[int, ...], tuple[int, ...]]], **fields: Any) -> SchedulerOutput:
+    """A step that replaces tables: of each sequence all blocks, and its fixed ones or none of these."""
+    replaced = tuple((key, table) for key, table, _ in tables)
+    return SchedulerOutput(
+        **fields,
+        replaced_tables=replaced,
+        replaced_fixed_tables=tuple((key, fixed) for key, _, fixed in tables if fixed),
     )
 
 
 steps = st.builds(
-    SchedulerOutput,
+    make_output,
+    st.lists(st.tuples(ids, columns, columns), max_size=2, unique_by=lambda table: table[0]),
     step_id=ids,
     new_sequences=st.lists(new_sequences(), max_size=2).map(tuple),
-    forks=st.lists(st.builds(Fork, ids, ids, ids, columns), max_size=2).map(tuple),
+    forks=st.lists(st.builds(Fork, ids, ids, ids, columns, columns), max_size=2).map(tuple),
     sequence_ids=columns,
     num_new_tokens=columns,
     appended_sequence_ids=columns,
     appended_block_ids=columns,
-    replaced_tables=st.lists(st.tuples(ids, columns), max_size=2).map(tuple),
     blocks_to_swap_out=pairs,
     blocks_to_swap_in=pairs,
     blocks_to_copy=pairs,

@@ -17,7 +17,7 @@ from blockyard.contract.workers import AvailableBlocks, CacheInfo, CachePlan, Wo
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.replicas.cache_plan import plan_cache
+from scheduler_service.replicas.cache_plan import find_least, plan_cache
 from scheduler_service.replicas.epoch_failure import Misconfigured, Unusable
 from scheduler_service.replicas.rank import configuration_digest
 from scheduler_service.replicas.replica import Replica
@@ -131,6 +131,19 @@ def test_drafts_are_planned_for_where_they_are_asked_for(settings: Settings) -> 
     assert (plan.max_draft_tokens, plan.max_draft_rows) == (32, 32)
     plan = plan_cache(settings(speculation="auto", max_draft_rows=64, pipeline_parallel_size=2), AVAILABLE, 100)
     assert (plan.max_draft_tokens, plan.max_draft_rows) == (0, 0)
+
+
+def test_states_are_planned_for(settings: Settings) -> None:
+    """Each sequence has their blocks besides, no sequence drafts, and a stage with fewer has as many as the others."""
+    available = replace(AVAILABLE, num_state_blocks=3)
+    plan = plan_cache(settings(speculation="ngram"), available, 1000)
+    assert (plan.num_state_blocks, plan.max_model_len) == (3, 7 * 16)
+    assert (plan.max_draft_tokens, plan.max_draft_rows) == (0, 0)
+    without_attention = replace(available, kv_windows=())
+    assert plan_cache(settings(), without_attention, 1000).max_model_len == 1000
+    assert find_least([AVAILABLE, available]).num_state_blocks == 3
+    with pytest.raises(Misconfigured, match="no room for any token"):
+        plan_cache(settings(), replace(available, num_state_blocks=11), 1000)
 
 
 async def test_a_new_worker_is_brought_up(configuration: SchedulerConfiguration) -> None:

@@ -14,6 +14,7 @@ from blockyard.contract.diagnostics import DIAGNOSTICS, OPERATIONS
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence
+from worker_service.models.decoder import DecoderModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,6 +131,25 @@ async def test_numbers_that_are_not_finite_are_found(worker: WorkerDriver) -> No
     [norms] = (await call(worker, "weight_norms", names=[name]))["weights"]
     assert (norms["norm"], norms["largest"]) == ("NaN", "NaN")
     norm.weight.copy_(kept)
+
+
+async def test_states_are_looked_at_as_float32(
+    fresh_worker: WorkerDriver, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of one may look like a NaN in the dtype of the model."""
+    monkeypatch.setattr(DecoderModel, "count_state_blocks", lambda self, block_bytes: 2)
+    await fresh_worker.prepare(model, pb.DTYPE_BFLOAT16, num_state_blocks=2)
+    new = new_sequence(1, [1, 2, 3], [3], fixed_block_ids=[7, 8])
+    await fresh_worker.open(1).step(new_sequences=[new], sequence_ids=[1], num_new_tokens=[3])
+    executor = fresh_worker.server.worker.set_up.executor
+    assert executor is not None
+    states = executor.cache.device_pool.flatten(1).view(torch.int32)
+    states[8] = 0x3F807FC0
+    assert executor.cache.device_pool[8].isnan().any()
+    report = await call(fresh_worker, "check_numerics")
+    assert (report["num_blocks"], report["device_block_ids"]) == (3, [])
+    states[8, 5] = 0x7FC00000
+    assert (await call(fresh_worker, "check_numerics"))["device_block_ids"] == [8]
 
 
 async def test_memory_is_measured(worker: WorkerDriver) -> None:

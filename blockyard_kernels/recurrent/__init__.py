@@ -1,0 +1,1 @@
+"""The ops of layers with a state."""

@@ -1,0 +1,6 @@
+"""What mixes the rows of a sequence in a layer: attention, or a recurrence."""
+
+from worker_service.models.mixers.attention import AttentionMixer
+from worker_service.models.mixers.recurrent import RecurrentMixer
+
+Mixer = AttentionMixer | RecurrentMixer

@@ -1,0 +1,88 @@
+"""Reads the tensors of recurrences: a rank has some heads of each, or some features of a convolution without heads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from blockyard_kernels.recurrent.ops import RecurrentShape, RecurrentWeights
+from worker_service.models.mixers.recurrent import RecurrentMixer
+from worker_service.models.part_reader import PartReader
+from worker_service.models.projections import Cut, join
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from blockyard.model_config.recurrent import Recurrent
+
+
+class RecurrentReader(PartReader):
+    def _recurrent(self, prefix: str, index: int, recurrent: Recurrent) -> RecurrentMixer:
+        """Reads the recurrence of a layer. `prefix`: of the layer's names; `index`: of the layer in the network."""
+        names, share = self._config.names.recurrent, self._share
+        mine = recurrent.share(share.tensor_parallel_size)
+        parts = self._inputs(recurrent)
+        sizes = (sum(cut.size for cut in cuts) for cuts in parts)
+        modules = tuple(
+            self._rows(prefix + name, size, _join(cuts))
+            for name, size, cuts in zip(names.inputs, sizes, parts, strict=True)
+        )
+        features = Cut(recurrent.out_features, share.part(recurrent.out_features))
+        return RecurrentMixer(
+            layer=index,
+            shape=RecurrentShape(
+                mine.kind,
+                mine.conv_features,
+                mine.conv_width,
+                mine.num_key_heads,
+                mine.num_value_heads,
+                mine.key_dim,
+                mine.value_dim,
+                mine.epsilon,
+            ),
+            inputs=self._linear(modules, bias=recurrent.in_bias),
+            weights=self._recurrent_weights(prefix, recurrent, parts[0]),
+            output=self._row_parallel(prefix + names.output, features, share.mixer_leaves, bias=recurrent.out_bias),
+        )
+
+    def _inputs(self, recurrent: Recurrent) -> tuple[tuple[Cut, ...], ...]:
+        """Cuts the outputs of each module of the first product."""
+        share = self._share
+        if not recurrent.num_value_heads:
+            features = Cut(recurrent.conv_features, share.part(recurrent.conv_features))
+            return ((features, features, features),)
+        keys = Cut(recurrent.num_key_heads, share.part(recurrent.num_key_heads), recurrent.key_dim)
+        heads = share.part(recurrent.num_value_heads)
+        values = Cut(recurrent.num_value_heads, heads, recurrent.value_dim)
+        each = Cut(recurrent.num_value_heads, heads)
+        return (keys, keys, values), (values,), (each,), (each,)
+
+    def _recurrent_weights(self, prefix: str, recurrent: Recurrent, mixed: tuple[Cut, ...]) -> RecurrentWeights:
+        names, width = self._config.names.recurrent, recurrent.conv_width
+        part = (_join(mixed if recurrent.num_value_heads else mixed[:1]),)
+        conv = self._keep(self._read(f"{prefix}{names.conv}.weight", recurrent.conv_features, 1, width, part=part))
+        bias = None
+        if recurrent.conv_bias:
+            bias = self._keep(self._read(f"{prefix}{names.conv}.bias", recurrent.conv_features, part=part))
+        if not recurrent.num_value_heads:
+            return RecurrentWeights(conv.flatten(1), bias)
+        heads = self._share.part(recurrent.num_value_heads)
+        decay_log, step_bias = (
+            self._head_numbers(prefix + name, recurrent.num_value_heads, slice(heads.start, heads.stop))
+            for name in (names.decay_log, names.step_bias)
+        )
+        norm = self._norm_tensor(f"{prefix}{names.norm}.weight", recurrent.value_dim, self._config.dtype)
+        return RecurrentWeights(conv.flatten(1), bias, decay_log, step_bias, norm)
+
+    def _head_numbers(self, name: str, count: int, part: slice) -> Tensor:
+        return self._keep(self._read(name, count, part=((part,),), dtype=torch.float32))
+
+
+def _join(cuts: tuple[Cut, ...]) -> tuple[slice, ...]:
+    """Returns the parts of a tensor that has the rows of all cuts one after another."""
+    start, parts = 0, list[slice]()
+    for cut in cuts:
+        parts.append(slice(start + cut.part.start, start + cut.part.stop))
+        start += cut.size
+    return join(parts)
