@@ -23,7 +23,7 @@ from blockyard.configuration import (
 )
 from blockyard.lora.settings import LoraSettings
 from blockyard.settings import option
-from blockyard.speculation import SpeculationSettings
+from blockyard.speculation import DraftLimits, SpeculationSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,11 @@ class SchedulerConfiguration:
     internal: InternalSecuritySettings = InternalSecuritySettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
+
+    @property
+    def draft_limits(self) -> DraftLimits:
+        """The most tokens that replicas draft in a step."""
+        return self.speculation.find_limits(self.parallel)
 
 
 def model_source(settings: ModelSettings) -> str:

@@ -7,7 +7,6 @@ is. What a step computes counts only once its answer has come.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import FinishReason
@@ -44,7 +43,7 @@ class Scheduler:
         self._planner.suspects = suspects or Suspects()
         self._totals = Totals()
         self._live = LiveGroups(self._queues, self._blocks, self._totals)
-        self._answers = Answers(self._live, self._blocks, self._totals, may_draft=config.max_draft_tokens > 0)
+        self._answers = Answers(self._live, self._blocks, self._totals)
         self._groups = self._live.groups
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 1
@@ -178,10 +177,8 @@ class Scheduler:
         return updates
 
     def _note_times(self, step: StepInFlight, result: StepResult) -> None:
-        work, num_drafted, seconds = step.work, result.num_draft_tokens, result.forward_seconds
-        if num_drafted:
-            work = replace(work, num_decodes=work.num_decodes + num_drafted)
-        self._costs.note_step(work, seconds, result.cache_seconds)
+        num_drafted, seconds = result.num_draft_tokens, result.forward_seconds
+        self._costs.note_step(step.work, seconds, result.cache_seconds, num_drafted)
         if self.config.prices_drafts and seconds > 0 and result.sequence_ids and not (step.pieces or step.completed):
             num_sequences = len(result.sequence_ids)
             self._planner.pace.note(num_sequences + num_drafted, num_sequences, len(result.token_ids), seconds)

@@ -109,8 +109,7 @@ class Fork:
     block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
+class SchedulerOutput(NamedTuple):
     """One step: the fields of `ExecuteModelRequest` except the epoch. Columns that belong together have one length.
 
     `input_ids`: (sequence id, token id) of sequences that decode a token which the worker did not choose.

@@ -26,7 +26,7 @@ def plan_cache(
 ) -> CachePlan:
     """Plans the pools and the model's length. Raises Misconfigured if the settings ask for too much."""
     cache, step = configuration.cache, configuration.scheduler
-    drafts = configuration.speculation.find_limits(configuration.parallel)
+    drafts = configuration.draft_limits
     kv_blocks = KvBlocks(
         available.block_size, available.kv_windows, step.max_num_batched_tokens, drafts.max_draft_tokens
     )
@@ -83,5 +83,5 @@ def plan_as(configuration: SchedulerConfiguration, cache: CacheInfo, available: 
         max_model_len=cache.max_model_len,
         max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
         max_num_seqs=configuration.scheduler.max_num_seqs,
-        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
+        **configuration.draft_limits._asdict(),
     )

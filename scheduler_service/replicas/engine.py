@@ -333,6 +333,6 @@ def make_core_config(
         weights_version=weights_version,
         whole_prompts=whole_prompts,
         kv_windows=cache.kv_windows,
-        **configuration.speculation.find_limits(configuration.parallel)._asdict(),
+        **configuration.draft_limits._asdict(),
         prices_drafts=configuration.speculation.speculation == "auto",
     )

@@ -15,8 +15,8 @@ import pytest
 
 from blockyard.contract.sampling import BeamSearch, FinishReason
 from scheduler_service.core.config import CoreConfig, KvBlockGroups, StepMismatch
+from scheduler_service.core.planning import answers
 from scheduler_service.core.scheduler import NeverFits
-from scheduler_service.core.sequence import Sequence
 from scheduler_service.core.step import StepBuilder
 from scheduler_service.core.values import StepResult
 from tests.kit.oracles.hostile_drafter import HostileDrafter
@@ -25,6 +25,7 @@ from tests.unit.scheduler_service.core.harness import LAST, VOCAB_SIZE, Bench, c
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.values import SchedulerOutput
 
 NUM_TRACES = 2000 if os.environ.get("BLOCKYARD_TEST_WHOLE") else 120
@@ -170,17 +171,14 @@ def _forget_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepBuilder, "add_new", lambda step, sequence, _=0: add_new(step, sequence))
 
 
-def _settle_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sequence that has started over gets the bound of its time before."""
+def _take_back_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that has started over loses drafts of its time before."""
 
-    def settle(sequence: Sequence, num_tokens: int) -> None:
-        sequence.num_in_flight -= 1
-        sequence.num_ahead -= num_tokens
-        sequence.num_scheduled = min(sequence.max_length, len(sequence.token_ids) + sequence.num_ahead) - 1
-        if sequence.num_ahead == sequence.num_in_flight:
-            sequence.num_ahead = sequence.num_in_flight = 0
+    def take_back(sampled: list[Sequence], drafts: tuple[int, ...], counts: tuple[int, ...]) -> None:
+        for sequence, num_drafts, count in zip(sampled, drafts, counts, strict=True):
+            sequence.num_scheduled -= 1 + num_drafts - count
 
-    monkeypatch.setattr(Sequence, "settle", settle)
+    monkeypatch.setattr(answers, "_take_back", take_back)
 
 
 def _narrow_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +224,8 @@ def test_the_traces_see_a_worker_that_does_not_know_where_a_sequence_ends(monkey
 
 
 def test_the_traces_see_a_bound_that_outlives_a_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
-    _settle_all(monkeypatch)
-    with pytest.raises(AssertionError, match="waits and has KV"):
+    _take_back_all(monkeypatch)
+    with pytest.raises(AssertionError, match=r"computed what was not scheduled|waits and has KV"):
         play(range(NUM_TRACES))
 
 
