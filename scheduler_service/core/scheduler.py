@@ -170,8 +170,7 @@ class Scheduler:
             # A failed row may not have been computed, so the step's time says nothing about its work.
             self._note_times(step, result)
         if result.num_draft_tokens:
-            self._totals.num_draft_tokens += result.num_draft_tokens
-            self._totals.num_accepted_tokens += result.num_accepted_tokens
+            self._totals.drafts += result.draft_counts
         updates = self._answers.take(step, sampled, result)
         self._note_change()
         return updates
@@ -279,8 +278,7 @@ class Scheduler:
             num_swaps_total=self._planner.preemption.num_swaps_total,
             num_queried_tokens_total=totals.num_queried_tokens,
             num_given_back_blocks_total=totals.num_given_back_blocks + self._blocks.windows.num_given_back_total,
-            num_draft_tokens_total=totals.num_draft_tokens,
-            num_accepted_tokens_total=totals.num_accepted_tokens,
+            drafts_total=totals.drafts,
         )
 
     def check_integrity(self) -> None:

@@ -13,7 +13,7 @@ from scheduler_service.core.beam_search.beams import BeamSearchState
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
-    from blockyard.contract.sampling import BeamSearch, FinishReason
+    from blockyard.contract.sampling import BeamSearch, FinishReason, PredictionUsage
     from scheduler_service.core.values import GroupSpec
 
 
@@ -70,6 +70,7 @@ class Sequence:
         "num_scheduled",
         "owner",
         "pooled",
+        "prediction",
         "priority",
         "publish_at",
         "score",
@@ -97,6 +98,7 @@ class Sequence:
         self.token_ids: list[int] = []
         self.logprobs: list[Any] = []  # of the generated tokens, if the request asks for them
         self.pooled = b""  # pooled numbers of the prompt, if the request asks for them
+        self.prediction: PredictionUsage | None = None  # if something was drafted that the request predicts
         self.is_prefilling = True
         self.num_scheduled = 0
         self.num_computed = 0
@@ -125,7 +127,13 @@ class Sequence:
 
     def make_record(self) -> SequenceRecord:
         return SequenceRecord(
-            self.output_token_ids, self.finish_reason, self.logprobs.copy(), self.score, self.error, self.pooled
+            self.output_token_ids,
+            self.finish_reason,
+            self.logprobs.copy(),
+            self.score,
+            self.error,
+            self.pooled,
+            self.prediction,
         )
 
     def finish(self, reason: FinishReason, num_tokens: int | None = None) -> None:
@@ -206,6 +214,7 @@ class Group:
             sequence.token_ids = [*self.spec.prompt_token_ids, *record.token_ids]
             sequence.logprobs = list(record.logprobs)
             sequence.score, sequence.error, sequence.pooled = record.score, record.error, record.pooled_values
+            sequence.prediction = record.prediction
         if self.is_finished:
             self.beams = None
         self.lead_anew()

@@ -56,6 +56,8 @@ class StepInFlight(NamedTuple):
             self._match_runs(sampled, result)
         elif len(result.token_ids) != len(expected):
             raise StepMismatch(f"step {self.step_id} did not sample one token of each sequence")
+        if result.predictions and not {each[0] for each in result.predictions} <= set(expected):
+            raise StepMismatch(f"step {self.step_id} counts predictions of sequences that it did not sample")
         if self.beams or result.beam_candidates:
             self._match_beams(result)
         if self.pooled or result.pooled:

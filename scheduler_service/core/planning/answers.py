@@ -6,7 +6,7 @@ from itertools import chain, repeat
 from operator import sub
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.sampling import FinishReason
+from blockyard.contract.sampling import FinishReason, PredictionUsage
 from blockyard.contract.scheduling import Prefill, SequenceError
 from scheduler_service.core.sequence import Sequence, SequenceStatus
 from scheduler_service.core.values import OwnerUpdate, StepResult
@@ -40,6 +40,8 @@ class Answers:
         # Before the tokens, since a token may end the request that the prompt belongs to.
         for sequence_id, piece in result.prompt_logprobs:
             self._take_prompt_logprobs(step, sequence_id, piece, updates)
+        if result.predictions:
+            self._count_predictions(step, result, updates)
         lengths = [(sequence, len(sequence.token_ids)) for sequence in sampled] if result.logprobs else []
         if step.drafts:
             counts = result.num_tokens or (1,) * len(sampled)
@@ -107,6 +109,16 @@ class Answers:
             elif length + 1 >= sequence.max_length:
                 self._live.finish(sequence, FinishReason.LENGTH, update)
         self._totals.num_completion_tokens += num_taken
+
+    def _count_predictions(self, step: StepInFlight, result: StepResult, updates: dict[str, OwnerUpdate]) -> None:
+        """Counts what was drafted by what requests predict. The owner is told beside the tokens that it brought."""
+        by_id = dict(zip(step.sampled_ids, step.sampled, strict=True))
+        for sequence_id, num_drafted, num_accepted in result.predictions:
+            sequence = by_id[sequence_id]
+            if sequence.status is not SequenceStatus.FINISHED:
+                before = sequence.prediction or PredictionUsage()
+                sequence.prediction = now = before.plus(num_accepted, num_drafted - num_accepted)
+                updates.setdefault(sequence.owner, OwnerUpdate()).predictions.append((sequence_id, now))
 
     def _take_logprobs(
         self,

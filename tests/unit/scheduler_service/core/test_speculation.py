@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blockyard.contract.sampling import BeamSearch, FinishReason
+from blockyard.contract.sampling import BeamSearch, FinishReason, PredictionUsage
 from scheduler_service.core.config import CoreConfig, KvBlockGroups, StepMismatch
 from scheduler_service.core.planning import answers
 from scheduler_service.core.scheduler import NeverFits
+from scheduler_service.core.sequence import Group
 from scheduler_service.core.step import StepBuilder
-from scheduler_service.core.values import StepResult
+from scheduler_service.core.values import DraftCounts, Sources, StepResult
 from tests.kit.oracles.hostile_drafter import HostileDrafter
 from tests.unit.scheduler_service.core.harness import LAST, VOCAB_SIZE, Bench, configure, make_spec
 
@@ -382,6 +383,41 @@ def test_who_may_not_draft_has_one_token() -> None:
     for count in (0, 2):
         with pytest.raises(StepMismatch):
             bench.scheduler.update(StepResult(step.step_id, (1,), (1,) * count, num_tokens=(count,)))
+
+
+# Where drafts come from
+
+
+def predicting(step: SchedulerOutput, *predictions: tuple[int, int, int]) -> StepResult:
+    counts = {"num_tokens": (3,), "num_draft_tokens": 4, "num_accepted_tokens": 2}
+    return StepResult(step.step_id, (1,), (9, 8, 7), num_forced_tokens=1, predictions=predictions, **counts)
+
+
+def test_the_owner_is_told_what_became_of_predictions_so_far() -> None:
+    bench = drafting()
+    told = []
+    for _ in range(2):
+        step = bench.send()
+        bench.in_flight.clear()
+        [update] = bench.scheduler.update(predicting(step, (1, 3, 2))).values()
+        told += update.predictions
+    assert told == [(1, PredictionUsage(2, 1)), (1, PredictionUsage(4, 2))]
+    assert bench.scheduler.stats().drafts_total == DraftCounts(Sources(0, 2, 6), Sources(0, 0, 4))
+    # The counts go with the request to another worker, and to another scheduler.
+    [evacuated] = bench.scheduler.evacuate()
+    [sequence] = evacuated.group.sequences
+    record = sequence.make_record()
+    assert record.prediction == PredictionUsage(4, 2)
+    group = Group(evacuated.group.spec, 5, evacuated.group.max_length, 0.0)
+    group.continue_from([record], 0)
+    assert group.sequences[0].make_record() == record
+
+
+def test_predictions_of_others_are_no_answer() -> None:
+    bench = drafting()
+    step = bench.send()
+    with pytest.raises(StepMismatch, match="predictions"):
+        bench.scheduler.update(predicting(step, (2, 1, 1)))
 
 
 # Prices
