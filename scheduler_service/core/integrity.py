@@ -31,7 +31,7 @@ def check(
     _check_queues(live, queues)
     for sequence in live:
         _check_sequence(sequence, blocks, config.num_slack_tokens)
-    _check_ahead(live, in_flight)
+    _check_ahead(live, in_flight, is_full=len(in_flight) == config.max_steps_in_flight)
     _check_blocks(live, blocks)
     _check_writers(live, blocks, Counter(sequence for step in in_flight for sequence in step.sampled))
 
@@ -121,8 +121,8 @@ def _check_sequence(sequence: Sequence, blocks: BlockManager, num_slack_tokens: 
     _check_windows(sequence, blocks)
 
 
-def _check_ahead(live: list[Sequence], in_flight: list[StepInFlight]) -> None:
-    """A decode has been scheduled as far as the steps in flight bring it at most."""
+def _check_ahead(live: list[Sequence], in_flight: list[StepInFlight], *, is_full: bool) -> None:
+    """A decode has been scheduled as far as the steps in flight bring it at most, and never waits for drafts alone."""
     num_ahead = Counter[Sequence]()
     for step in in_flight:
         for sequence, num_drafts in zip_longest(step.sampled, step.drafts, fillvalue=0):
@@ -133,6 +133,8 @@ def _check_ahead(live: list[Sequence], in_flight: list[StepInFlight]) -> None:
             continue
         expected = len(sequence.token_ids) - 1 + num_ahead[sequence]
         assert sequence.num_scheduled == expected, f"{sequence} is scheduled, and the steps in flight say {expected}"
+        is_sure = num_ahead[sequence] == sum(sequence in step.sampled for step in in_flight)
+        assert is_full or is_sure or not sequence.has_last_in_flight, f"{sequence} would wait for drafts"
 
 
 def _check_windows(sequence: Sequence, blocks: BlockManager) -> None:

@@ -14,6 +14,10 @@ NUM_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 NUM_STEPS = 64
 """Steps after which prices may change."""
 
+MAX_PERIOD = 8
+"""In at least one of so many steps the worker may look for drafts, however long it has found none."""
+_STEPS_OF_PERIOD = 16  # steps without a draft after which it looks in one step fewer
+
 _RATE = 0.05  # weight of a new step
 _LEAST_CHANGE = 0.05  # smaller changes of times change no price, so that the bytes of steps stay the same
 _MAX_SURPRISE = 3.0  # a step counts as at most this many times, and at least this part of, the expected time
@@ -26,13 +30,15 @@ _RETURN = 0.1  # how fast the time of a number of rows that no step has follows 
 class Pace:
     """The seconds of a step of decodes by its number of rows, and the rows and tokens that a sequence has in a step.
 
-    Pure and deterministic. Until `seed` or `note` is called, all numbers of rows cost the same.
+    Pure and deterministic. Until `seed` or `note` is called, all numbers of rows cost the same. `period`: in one of so
+    many steps the worker may draft.
     """
 
     __slots__ = (
         "_counts",
         "_is_seeded",
         "_max_draft_rows",
+        "_num_idle",
         "_num_noted",
         "_num_rows",
         "_prices",
@@ -41,11 +47,14 @@ class Pace:
         "_shares",
         "_tokens_per_sequence",
         "_used",
+        "period",
     )
 
     def __init__(self, max_draft_rows: int = 0) -> None:
         self._max_draft_rows = max_draft_rows
         self._is_seeded = False
+        self._num_idle = 0
+        self.period = 1
         self._seed(NUM_ROWS, [1.0] * len(NUM_ROWS))
 
     def _seed(self, num_rows: tuple[int, ...], seconds: list[float]) -> None:
@@ -76,6 +85,14 @@ class Pace:
             self._counts[place] += weight
         if self._num_noted % NUM_STEPS == 0:
             self._look()
+
+    def note_drafts(self, num_drafted: int) -> None:
+        """Notes how many tokens were drafted in a step that might draft.
+
+        Looking for drafts takes time, too: where none is found for long, it is done seldom until the next one is found.
+        """
+        self._num_idle = 0 if num_drafted else self._num_idle + 1
+        self.period = min(1 + self._num_idle // _STEPS_OF_PERIOD, MAX_PERIOD)
 
     def _times(self) -> list[float]:
         return [seed * share for seed, share in zip(self._seeds, self._shares, strict=True)]

@@ -171,6 +171,8 @@ class Scheduler:
             self._note_times(step, result)
         if result.num_draft_tokens:
             self._totals.drafts += result.draft_counts
+        if step.drafts:
+            self._planner.pace.note_drafts(result.num_draft_tokens)
         updates = self._answers.take(step, sampled, result)
         self._note_change()
         return updates

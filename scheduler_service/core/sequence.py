@@ -122,7 +122,7 @@ class Sequence:
 
     @property
     def has_last_in_flight(self) -> bool:
-        """Whether the last token is in flight, or may be if all drafts are right, so that nothing is computed now."""
+        """Whether the last token is in flight, so that nothing more is computed for now."""
         return not self.is_prefilling and self.num_scheduled + 1 >= self.max_length
 
     def make_record(self) -> SequenceRecord:

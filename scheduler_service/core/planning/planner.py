@@ -144,7 +144,7 @@ class Planner:
                 continue
             position = sequence.num_scheduled
             if position + 1 >= sequence.max_length:
-                continue  # its last token is in flight, or drafts whose answer says whether it is
+                continue  # its last token is in flight
             if position == sequence.grow_at and not self.preemption.make_room(sequence, step):
                 break  # no sequence behind it had a block to give, so it was preempted itself
             sequence.num_scheduled = position + 1
@@ -163,6 +163,8 @@ class Planner:
         prices: tuple[int, ...] = ()
         num_rows = config.max_draft_rows
         if config.prices_drafts:
+            if step.step_id % self.pace.period:
+                return
             prices = self.pace.find_prices(len(step.rows))
             num_rows = len(prices)
         if num_rows > step.num_tokens_left:
@@ -174,9 +176,10 @@ class Planner:
         if suspects:
             pairs = zip(step.sampled, drafts, strict=False)
             drafts = tuple([0 if sequence.group in suspects else most for sequence, most in pairs])
+        num_steps = config.max_steps_in_flight
         for sequence, most in compress(zip(step.sampled, drafts, strict=False), drafts):
             end = sequence.num_scheduled + most
-            if end > sequence.grow_at or end >= sequence.max_length:
+            if end > sequence.grow_at or end + num_steps > sequence.max_length:
                 fitting = self._limit_drafts(sequence, most, step)
                 if fitting < most:
                     place = step.sampled.index(sequence)
@@ -187,8 +190,13 @@ class Planner:
             step.drafts, step.draft_prices = drafts, prices
 
     def _limit_drafts(self, sequence: Sequence, num_drafts: int, step: StepBuilder) -> int:
-        """Returns for how many drafts a sequence has room before its end, with blocks that others can do without."""
-        num_drafts = min(num_drafts, sequence.max_length - 1 - sequence.num_scheduled)
+        """Returns for how many drafts a sequence has room before its end, with blocks that others can do without.
+
+        Before its end it keeps the room of a token for each further step: if all these drafts are wrong, the steps that
+        are sent before that is known have something to compute.
+        """
+        last = sequence.max_length - self._config.max_steps_in_flight
+        num_drafts = max(min(num_drafts, last - sequence.num_scheduled), 0)
         if sequence.num_scheduled + num_drafts <= sequence.grow_at:
             return num_drafts
         num_spare = max(self._blocks.num_watermark, len(self._queues.running) * self._blocks.num_groups)

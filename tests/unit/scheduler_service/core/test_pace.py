@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.pace import NUM_ROWS, NUM_STEPS, Pace, interpolate
+from scheduler_service.core.pace import MAX_PERIOD, NUM_ROWS, NUM_STEPS, Pace, interpolate
 
 # 135 M parameters on two threads (docs/adr), and a machine on which a row costs as much as the first one.
 CURVE = (5.93, 6.18, 6.86, 7.86, 8.88, 10.28, 12.45, 18.0, 24.0)
@@ -136,6 +136,18 @@ def test_a_time_that_no_step_has_any_more_follows_the_others() -> None:
     for _ in range(60 * NUM_STEPS):
         pace.note(1, 1, 1, 1.0)
     assert len(pace.find_prices(1)) == pytest.approx(len(wanted), abs=1)
+
+
+def test_where_no_draft_is_found_for_long_they_are_looked_for_seldom() -> None:
+    pace = Pace(4)
+    periods = []
+    for _ in range(200):
+        pace.note_drafts(0)
+        periods.append(pace.period)
+    assert periods[:16] == [1] * 15 + [2]
+    assert periods == sorted(periods) and periods[-1] == MAX_PERIOD
+    pace.note_drafts(1)
+    assert pace.period == 1
 
 
 @given(times, st.integers(1, 100))

@@ -274,8 +274,9 @@ def test_a_decode_may_draft_and_the_worker_knows_where_it_ends() -> None:
 
 def test_a_draft_goes_no_further_than_the_sequence() -> None:
     bench = drafting(num_tokens=4)
-    # One token is known, and the step brings two at least; the last token is never computed.
-    assert drafts_of(bench.send()) == {1: 2}
+    # One token is known, and this step and the next one bring one each at least; the last token is never computed.
+    assert drafts_of(bench.send()) == {1: 1}
+    assert not drafts_of(bench.send())
     bench.run()
     bench.check_tokens()
     assert sum(bool(step.sequence_ids) for step in bench.steps) < 4
@@ -383,6 +384,26 @@ def test_who_may_not_draft_has_one_token() -> None:
     for count in (0, 2):
         with pytest.raises(StepMismatch):
             bench.scheduler.update(StepResult(step.step_id, (1,), (1,) * count, num_tokens=(count,)))
+
+
+def test_a_worker_that_finds_nothing_looks_seldom_until_it_finds_something() -> None:
+    bench = drafting(num_tokens=190, prices_drafts=True)
+    seen: list[bool] = []
+
+    def answer(num_drafted: int) -> None:
+        step = bench.send()
+        bench.in_flight.clear()
+        seen.append(bool(step.max_draft_tokens))
+        counts = {"num_tokens": (1,), "num_draft_tokens": num_drafted} if step.max_draft_tokens else {}
+        bench.take(StepResult(step.step_id, (1,), (9,), **counts))
+
+    for _ in range(140):
+        answer(0)
+    assert all(seen[:16])
+    assert 1 <= sum(seen[-20:]) < 10
+    while sum(seen[-3:]) < 3:
+        answer(4)
+    assert len(seen) < 155
 
 
 # Where drafts come from
