@@ -186,6 +186,7 @@ class Completion:
         first = self.choices[0].usage
         total = sum(choice.usage.num_completion_tokens for choice in self.choices)
         prediction = first.prediction
-        for choice in self.choices[1:] if prediction else ():
-            prediction = prediction.plus(*choice.usage.prediction or ())
+        if prediction is not None:
+            for choice in self.choices[1:]:
+                prediction = prediction.plus(*choice.usage.prediction or ())
         return replace(first, num_completion_tokens=total, prediction=prediction)

@@ -148,7 +148,7 @@ class PredictionUsage(NamedTuple):
     num_accepted_tokens: int = 0
     num_rejected_tokens: int = 0
 
-    def plus(self, num_accepted_tokens: int, num_rejected_tokens: int) -> PredictionUsage:
+    def plus(self, num_accepted_tokens: int = 0, num_rejected_tokens: int = 0) -> PredictionUsage:
         return PredictionUsage(
             self.num_accepted_tokens + num_accepted_tokens, self.num_rejected_tokens + num_rejected_tokens
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.sequence import Beams, Group, Sequence, SequenceStatus
@@ -125,7 +124,7 @@ def _check_ahead(live: list[Sequence], in_flight: list[StepInFlight], *, is_full
     """A decode has been scheduled as far as the steps in flight bring it at most, and never waits for drafts alone."""
     num_ahead = Counter[Sequence]()
     for step in in_flight:
-        for sequence, num_drafts in zip_longest(step.sampled, step.drafts, fillvalue=0):
+        for sequence, num_drafts in zip(step.sampled, step.find_drafts(step.sampled), strict=True):
             num_ahead[sequence] += 1 + num_drafts
     for sequence in live:
         has_started = sequence.status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED)

@@ -68,8 +68,8 @@ class Proposal:
         if not len(kept):
             return None
         num_drafts, num_forced = num_drafts[kept], np.minimum(self.num_forced[kept], num_drafts[kept])
-        columns = (each[kept] for each in (self.kinds, self.steps))
-        return Proposal(kept, self.rows[kept], num_drafts, *columns, num_forced, self.are_predicted[kept])
+        kinds, steps, are_predicted = self.kinds[kept], self.steps[kept], self.are_predicted[kept]
+        return Proposal(kept, self.rows[kept], num_drafts, kinds, steps, num_forced, are_predicted)
 
 
 class Drafter:

@@ -1,6 +1,6 @@
 """Drafts change when tokens come, and never which: random traces with a worker that drafts as it likes.
 
-BLOCKYARD_TEST_WHOLE plays 2,000 traces.
+BLOCKYARD_TEST_WHOLE plays 2,000 traces of some 47 steps each, BLOCKYARD_TEST_TRACES as many as it says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.values import SchedulerOutput
 
-NUM_TRACES = 2000 if os.environ.get("BLOCKYARD_TEST_WHOLE") else 120
+NUM_TRACES = int(os.environ.get("BLOCKYARD_TEST_TRACES") or (2000 if os.environ.get("BLOCKYARD_TEST_WHOLE") else 120))
 PREFIX = tuple((place * 5 + 3) % VOCAB_SIZE for place in range(24))
 WINDOWS = [(0, 3), (0, 5, 5), (4,), (2, 0), (0, 3, 7), (1,), (6, 0, 0)]
 
