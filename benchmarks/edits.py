@@ -67,7 +67,9 @@ class Case:
 class Cases:
     """Makes prompts, no two of which share a prefix, and knows the answers to them."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, num_edits: int, seed: int = 0) -> None:
+        """`num_edits`: in a round."""
+        self._num_edits = num_edits
         tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
         self._draws = random.Random(seed)
         self._edits = [
@@ -81,13 +83,13 @@ class Cases:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     def make(self, workload: str, num_requests: int) -> Case:
-        """Makes the requests of a round: of 8 edits at least, one after another if fewer run at once."""
+        """Makes the requests of a round: as many edits as there should be, or as run at once if these are more."""
         if workload == "random replayed":
             first = len(self._edits)
             numbers = [first + place % NUM_RANDOM_ANSWERS for place in range(max(num_requests, 4))]
             texts = [self._draws.choices(self._vocabulary, k=NUM_RANDOM_PROMPT_TOKENS) for _ in numbers]
         else:
-            numbers = self._draws.sample(range(len(self._edits)), 8)
+            numbers = self._draws.sample(range(len(self._edits)), max(num_requests, self._num_edits))
             texts = [self._edits[number][0] for number in numbers]
         prompts = [
             [FIRST_TOKEN_ID + number, *self._draws.choices(self._vocabulary, k=SALT_TOKENS), *text]
@@ -119,7 +121,7 @@ async def run_case(system: WholeSystem, case: Case, num_requests: int, *, replay
 async def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measures all workloads with one model."""
     folder = DEMO if model == "demo" else models.make_model(model)
-    cases = Cases()
+    cases = Cases(options.edits)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         answers = Path(place) / "answers.json"
@@ -180,6 +182,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS, help="which ones")
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 64], help="requests at once")
     parser.add_argument("--rounds", type=int, default=5, help="after one that is not counted")
+    parser.add_argument("--edits", type=int, default=8, help="how many edits a round has")
     parser.add_argument("--num-threads", type=int, default=0, help="of a worker; 0: as many as it takes by itself")
     parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/edits.json")
     options = parser.parse_args()
