@@ -168,21 +168,22 @@ class Scheduler:
         self._in_flight.popleft()
         if not result.failures:
             # A failed row may not have been computed, so the step's time says nothing about its work.
-            self._note_times(step, result)
-        if result.num_draft_tokens:
-            self._totals.drafts += result.draft_counts
+            seconds = result.forward_seconds
+            self._costs.note_step(step.work, seconds, result.cache_seconds, result.num_draft_tokens)
+            if self.config.prices_drafts and seconds > 0:
+                self._note_pace(step, result)
         if step.drafts:
+            self._totals.drafts += result.draft_counts
             self._planner.pace.note_drafts(result.num_draft_tokens)
         updates = self._answers.take(step, sampled, result)
         self._note_change()
         return updates
 
-    def _note_times(self, step: StepInFlight, result: StepResult) -> None:
-        num_drafted, seconds = result.num_draft_tokens, result.forward_seconds
-        self._costs.note_step(step.work, seconds, result.cache_seconds, num_drafted)
-        if self.config.prices_drafts and seconds > 0 and result.sequence_ids and not (step.pieces or step.completed):
+    def _note_pace(self, step: StepInFlight, result: StepResult) -> None:
+        if result.sequence_ids and not (step.pieces or step.completed):
             num_sequences = len(result.sequence_ids)
-            self._planner.pace.note(num_sequences + num_drafted, num_sequences, len(result.token_ids), seconds)
+            num_rows = num_sequences + result.num_draft_tokens
+            self._planner.pace.note(num_rows, num_sequences, len(result.token_ids), result.forward_seconds)
 
     def _fit(self, group: Group, updates: dict[str, OwnerUpdate]) -> None:
         """Limits a group to the pools of this scheduler."""
