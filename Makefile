@@ -7,8 +7,8 @@
 #   make check   the seconds of it: lint, types, floors, protos, the documentation's links, the workflows
 #   make protos  make the Python bindings again
 #   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
-#   make chaos   ten minutes of kills, freezes and partitions, two each of replicas of two workers and of two stages, each
-#                failure of a rank by itself, a thousand cut connections, models that take turns; SECONDS=… SEED=…
+#   make chaos   ten minutes of kills, freezes and partitions, two each with drafts, of replicas of two workers and of two
+#                stages, each failure of a rank by itself, a thousand cut connections, models that take turns; SECONDS=… SEED=…
 #   make sim     ten minutes of simulated clusters with faults, from fresh seeds, on all processors; MINUTES and SEED
 #                change that
 #   make fuzz    100,000 changed messages of each kind into the services; minutes; CASES=… SEED=…
@@ -114,6 +114,7 @@ sanitize: setup
 
 chaos: setup
 	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),120) --seed $(or $(SEED),1) --speculation auto
 	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),120) --seed $(or $(SEED),1) --tensor-parallel-size 2
 	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),120) --seed $(or $(SEED),1) --pipeline-parallel-size 2
 	$(BIN)/python -m tests.kit.chaos.rank_failures

@@ -49,12 +49,17 @@ GENERATED_TOKENS = counter(
     "replica",
 )
 DRAFT_TOKENS = counter(
-    "blockyard_draft_tokens_total", "Tokens that were drafted: guessed, and computed beside the known ones.", "replica"
+    "blockyard_draft_tokens_total",
+    "Tokens that were drafted: guessed, and computed beside the known ones. source: suffix, what followed the same ids "
+    "earlier in the sequence; forced, by a grammar; prediction, what the request predicts.",
+    "replica",
+    "source",
 )
 ACCEPTED_TOKENS = counter(
     "blockyard_accepted_tokens_total",
     "Drafts that were right. Each saved a step of its sequence; they count among the generated tokens, too.",
     "replica",
+    "source",
 )
 PREEMPTIONS = counter(
     "blockyard_preemptions_total",

@@ -23,7 +23,7 @@ from blockyard.configuration import (
 )
 from blockyard.lora.settings import LoraSettings
 from blockyard.settings import option
-from blockyard.speculation import SpeculationSettings
+from blockyard.speculation import DraftLimits, SpeculationSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,10 @@ class SchedulerConfiguration:
     internal: InternalSecuritySettings = InternalSecuritySettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
+
+    def draft_limits(self, num_state_blocks: int = 0) -> DraftLimits:
+        """Returns the most tokens that replicas draft in a step. `num_state_blocks`: the fixed blocks of a sequence."""
+        return self.speculation.find_limits(self.parallel, num_state_blocks)
 
 
 def model_source(settings: ModelSettings) -> str:

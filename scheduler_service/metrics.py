@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from blockyard.contract.scheduling import Recovery
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.sequence import Group
-    from scheduler_service.core.values import SchedulerStats
+    from scheduler_service.core.values import SchedulerStats, Sources
     from scheduler_service.replicas.engine import Engine
 
 # Exported from the start, since an alert sees a first event only as the increase of an existing series.
@@ -176,6 +176,10 @@ def _lora_passed_seconds(engine: Engine, stats: SchedulerStats) -> Labelled:
     return {(name,): seconds for name, seconds in list(passed.items())}
 
 
+def _by_source(counts: Sources) -> Labelled:
+    return {(source,): count for source, count in counts._asdict().items()}
+
+
 _OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
     catalogue.SEQUENCES: _sequences,
     catalogue.BLOCKS: _blocks,
@@ -184,8 +188,8 @@ _OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
     catalogue.HIT_TOKENS: lambda engine, stats: {(): stats.num_cached_tokens_total},
     catalogue.PROMPT_TOKENS: lambda engine, stats: {(): stats.num_prompt_tokens_total},
     catalogue.GENERATED_TOKENS: lambda engine, stats: {(): stats.num_completion_tokens_total},
-    catalogue.DRAFT_TOKENS: lambda _, stats: {(): stats.num_draft_tokens_total},
-    catalogue.ACCEPTED_TOKENS: lambda _, stats: {(): stats.num_accepted_tokens_total},
+    catalogue.DRAFT_TOKENS: lambda _, stats: _by_source(stats.drafts_total.drafted),
+    catalogue.ACCEPTED_TOKENS: lambda _, stats: _by_source(stats.drafts_total.accepted),
     catalogue.PREEMPTIONS: _preemptions,
     catalogue.MOVED_BLOCKS: _moved_blocks,
     catalogue.GIVEN_BACK_BLOCKS: lambda _, stats: {(): stats.num_given_back_blocks_total},

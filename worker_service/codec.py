@@ -212,7 +212,14 @@ def encode_result(result: StepOutput) -> worker_pb2.ExecuteModelResponse:
         num_tokens=result.num_tokens,
         num_draft_tokens=result.num_draft_tokens,
         num_accepted_tokens=result.num_accepted_tokens,
+        num_forced_tokens=result.num_forced_tokens,
+        num_accepted_forced_tokens=result.num_accepted_forced_tokens,
     )
+    if result.predictions:
+        ids, drafted, accepted = zip(*result.predictions, strict=True)
+        message.predicted_sequence_ids.extend(ids)
+        message.num_predicted_tokens.extend(drafted)
+        message.num_accepted_predicted_tokens.extend(accepted)
     for sequence_id, error in result.failures:
         message.failures.add(sequence_id=sequence_id, status=to_status(error))
     if result.refusal is not None:

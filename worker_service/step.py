@@ -212,7 +212,8 @@ class StepOutput:
 
     With `draining` it is no answer: `step_id` is the step that was run last, and the rest is empty. The
     `digests` of inputs and outputs are 0 in a world of one. `num_tokens`: how many of `token_ids` belong to each of
-    `sequence_ids`; empty: one each.
+    `sequence_ids`; empty: one each. `num_forced_tokens`: the drafts of grammars; `predictions`: (sequence id, drafts,
+    right ones) of those that a request's prediction says.
     """
 
     epoch: int
@@ -234,3 +235,6 @@ class StepOutput:
     num_tokens: tuple[int, ...] = ()
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_forced_tokens: int = 0
+    num_accepted_forced_tokens: int = 0
+    predictions: tuple[tuple[int, int, int], ...] = ()

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
@@ -50,17 +50,18 @@ class Run:
 
 
 def make_requests(workload: Workload) -> list[inference_pb2.GenerationSpec]:
-    """The requests of a batch: greedy, blind to ends, ids in and ids out."""
-    stop = sampling_pb2.StopCriteria(max_tokens=workload.num_output_tokens, ignore_eos=True)
-    return [
-        inference_pb2.GenerationSpec(
-            token_ids=inference_pb2.TokenIds(ids=prompt),
-            sampling=sampling_pb2.SamplingParams(temperature=0.0),
-            stop=stop,
-            return_token_ids=True,
-        )
-        for prompt in workload.prompts()
-    ]
+    """The requests of a batch."""
+    return [make_request(prompt, workload.num_output_tokens) for prompt in workload.prompts()]
+
+
+def make_request(prompt: list[int], num_output_tokens: int) -> inference_pb2.GenerationSpec:
+    """A request: greedy, blind to ends, ids in and ids out."""
+    return inference_pb2.GenerationSpec(
+        token_ids=inference_pb2.TokenIds(ids=prompt),
+        sampling=sampling_pb2.SamplingParams(temperature=0.0),
+        stop=sampling_pb2.StopCriteria(max_tokens=num_output_tokens, ignore_eos=True),
+        return_token_ids=True,
+    )
 
 
 class WholeSystem:
@@ -69,8 +70,8 @@ class WholeSystem:
     `async with WholeSystem(settings) as system`; raises StartError when a service does not start.
     """
 
-    def __init__(self, settings: Settings, **more: Any) -> None:
-        """`more`: settings of `blockyard serve` beside these."""
+    def __init__(self, settings: Settings, answers: str = "", **more: Any) -> None:
+        """`more`: settings of `blockyard serve` beside these. `answers`: a file that the worker replays, or none."""
         values: dict[str, Any] = {
             **dict.fromkeys(("grpc_port", "http_port", "admin_port"), 0),
             **{name: getattr(settings, name) for name in ("model", "dtype", "num_threads", "block_size")},
@@ -83,8 +84,11 @@ class WholeSystem:
             **more,
         }
         self._local = LocalSystem(resolve(SystemConfiguration, values))
+        worker, *others = self._local.make_services()
+        if answers:
+            worker = replace(worker, module="benchmarks.kit.replaying_worker", flags=(answers, *worker.flags))
         self._supervisor = Supervisor(
-            self._local.make_services(),
+            [worker, *others],
             self._local.is_ready,
             write_line=lambda line: print(line, file=sys.stderr, flush=True),
             environment=self._local.make_environment(),
@@ -163,6 +167,19 @@ class WholeSystem:
         after = self.cpu_seconds()
         assert sum(counts) == workload.num_tokens, (counts, workload)
         return Run(seconds, {name: after[name] - before[name] for name in after})
+
+    async def run_prompts(self, prompts: list[list[int]], lengths: list[int]) -> tuple[float, list[list[int]]]:
+        """Runs a batch of requests for so many tokens.
+
+        Returns the seconds from the first request to the last answer, and the answers' ids.
+        """
+        requests = [inference_pb2.GenerateRequest(spec=spec) for spec in map(make_request, prompts, lengths)]
+        begin = time.perf_counter()
+        answers = await asyncio.gather(*map(self._stub.Generate, requests))
+        seconds = time.perf_counter() - begin
+        token_ids = [list(answer.choices[0].token_ids) for answer in answers]
+        assert list(map(len, token_ids)) == lengths
+        return seconds, token_ids
 
     async def _generate(self, spec: inference_pb2.GenerationSpec) -> int:
         answer = await self._stub.Generate(inference_pb2.GenerateRequest(spec=spec))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from blockyard.contract.workers import count_decoded_ahead
 from blockyard.errors import Violation
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ class KvBlocks:
     @property
     def _num_ahead(self) -> int:
         # At most three steps are in flight; with pipelines the number of virtual engines bounds them.
-        num_decoded = 4 * (1 + self.max_draft_tokens) if self.max_draft_tokens else 3
-        return self._count_kept(2 * self.max_num_batched_tokens + num_decoded)
+        return self._count_kept(2 * self.max_num_batched_tokens + count_decoded_ahead(3, self.max_draft_tokens))
 
     def count_blocks(self, num_tokens: int) -> int:
         """Counts the device blocks of a sequence of `num_tokens` tokens that decodes, over all KV groups."""

@@ -22,6 +22,7 @@ from rich.table import Table
 import blockyard
 from blockyard.cli.connection import connection
 from blockyard.client.targets import DEFAULT_TARGET, call_metadata
+from blockyard.load.edits import draw_edits
 from blockyard.load.http_stream import get_json
 from blockyard.load.load import Api, GrpcApi, HttpApi, Plan, Sample, Shape, Summary, draw_requests, run_load, summarize
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from blockyard.client.asynchronous import AsyncClient
 
 MEASURES = ("time_to_first_token", "inter_token_latency", "time_per_output_token", "end_to_end")
+
+
+class Workload(StrEnum):
+    RANDOM = "random"
+    EDITS = "edits"
 
 
 class ApiName(StrEnum):
@@ -48,6 +54,7 @@ class Settings:
     shape: Shape
     plan: Plan
     num_warmup_requests: int
+    workload: str
 
 
 def bench(
@@ -62,7 +69,14 @@ def bench(
     rate: Annotated[float, typer.Option(min=0, help="requests a second of an open loop; 0: a closed loop")] = 0.0,
     num_requests: Annotated[int, typer.Option(min=0, help="requests to send; 0: as many as --duration allows")] = 0,
     duration: Annotated[float, typer.Option(min=0, help="seconds to send for; 0: until --num-requests")] = 0.0,
-    prompt_tokens: Annotated[str, typer.Option(help="tokens of a prompt: N, or FROM:TO")] = "128",
+    workload: Annotated[
+        Workload,
+        typer.Option(
+            help="random: prompts of random tokens; edits: code from our repository's commits, to be repeated with a "
+            "change, which shows what drafts gain"
+        ),
+    ] = Workload.RANDOM,
+    prompt_tokens: Annotated[str, typer.Option(help="tokens of a random prompt: N, or FROM:TO")] = "128",
     output_tokens: Annotated[str, typer.Option(help="tokens of an answer: N, or FROM:TO")] = "64",
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     ignore_eos: Annotated[bool, typer.Option(help="always generate all tokens")] = True,
@@ -84,6 +98,7 @@ def bench(
         shape=Shape(_range(prompt_tokens), _range(output_tokens), temperature, ignore_eos),
         plan=Plan(concurrency, rate, num_requests, duration, seed),
         num_warmup_requests=warmup,
+        workload=workload,
     )
     summary = asyncio.run(_run(settings))
     Console().print(make_table(summary))
@@ -113,7 +128,8 @@ def _range(text: str) -> tuple[int, int]:
 async def _run(settings: Settings) -> Summary:
     async with connection().make_async_client(settings.target, settings.tenant) as client:
         api = await _make_api(settings, client)
-        requests = draw_requests(settings.shape, settings.plan.seed)
+        draw = draw_edits if settings.workload == Workload.EDITS else draw_requests
+        requests = draw(settings.shape, settings.plan.seed)
         if settings.num_warmup_requests:
             await run_load(api, requests, Plan(num_requests=settings.num_warmup_requests))
         with _progress(settings.plan) as on_done:

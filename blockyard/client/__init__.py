@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from blockyard.contract.models import Model
     from blockyard.contract.pooling import Classification, Classifications, Embeddings, ScoredDocument, Scores
-    from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
+    from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason, PredictionUsage
 
 __all__ = [
     "Accepted",
@@ -50,6 +50,7 @@ __all__ = [
     "Loading",
     "Message",
     "Model",
+    "PredictionUsage",
     "PromptLogprobs",
     "Recovered",
     "RetryPolicy",
@@ -77,7 +78,7 @@ _MODULES = {
         ("Classification", "Classifications", "Embeddings", "ScoredDocument", "Scores"),
         "blockyard.contract.pooling",
     ),
-    **dict.fromkeys(("BeamSearch", "EarlyStopping", "FinishReason"), "blockyard.contract.sampling"),
+    **dict.fromkeys(("BeamSearch", "EarlyStopping", "FinishReason", "PredictionUsage"), "blockyard.contract.sampling"),
     "ClientTls": "blockyard.client.access",
     "Model": "blockyard.contract.models",
     "RetryPolicy": "blockyard.client.retry",

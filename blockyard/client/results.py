@@ -108,6 +108,8 @@ class GenerationOptions(TypedDict, total=False):
     """The only tokens that may be chosen. [all]"""
     predicted_token_ids: Sequence[int]
     """Tokens that the answer may repeat in part, which come sooner where workers draft; no answer changes. [none]"""
+    speculation: bool
+    """Whether workers may draft tokens of the request, which changes when its tokens come, and none of them. [true]"""
     bad_words: Sequence[str]
     """Texts that the answer must not contain. [none]"""
 
@@ -183,4 +185,8 @@ class Completion:
         """The usage of all choices: the prompt's tokens once, and the completion tokens of every choice."""
         first = self.choices[0].usage
         total = sum(choice.usage.num_completion_tokens for choice in self.choices)
-        return replace(first, num_completion_tokens=total)
+        prediction = first.prediction
+        if prediction is not None:
+            for choice in self.choices[1:]:
+                prediction = prediction.plus(*choice.usage.prediction or ())
+        return replace(first, num_completion_tokens=total, prediction=prediction)

@@ -10,7 +10,7 @@ from blockyard.contract.chat import ToolCall
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blockyard.contract.sampling import FinishReason
+    from blockyard.contract.sampling import FinishReason, PredictionUsage
     from blockyard.errors import BlockyardError
 
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 class Usage:
     """Token counts of a request. `num_cached_tokens` of the prompt's tokens were found in the prefix cache.
 
-    `num_virtual_tokens`: tokens of a soft-prompt adapter; they do not count as prompt tokens.
+    `num_virtual_tokens`: tokens of a soft-prompt adapter; they do not count as prompt tokens. `prediction`: what became
+    of the request's predicted tokens, if it has any.
     """
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
     num_virtual_tokens: int = 0
+    prediction: PredictionUsage | None = None
 
 
 # Not frozen: a frozen instance takes four times as long to create, and each token may have 21 of them.

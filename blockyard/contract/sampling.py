@@ -127,6 +127,8 @@ class SamplingParams:
     """The tokens of the model's reasoning, which the gateway finds for the budget."""
     predicted_token_ids: tuple[int, ...] = ()
     """Ids that the output may repeat in part, from which a worker drafts tokens. They change no token."""
+    speculation: bool | None = None
+    """Whether a worker may draft tokens of the request, which changes none. None: it may."""
 
     def value(self, name: str) -> float:
         """Returns a parameter of `NUMBERS`, or its neutral value if it is None."""
@@ -138,6 +140,18 @@ class SamplingParams:
         """Whether tokens that the sequence already has are penalized."""
         penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
         return any(self.value(name) != NUMBERS[name].neutral for name in penalties)
+
+
+class PredictionUsage(NamedTuple):
+    """How many tokens were drafted that a request's prediction says: the right ones, and the others."""
+
+    num_accepted_tokens: int = 0
+    num_rejected_tokens: int = 0
+
+    def plus(self, num_accepted_tokens: int = 0, num_rejected_tokens: int = 0) -> PredictionUsage:
+        return PredictionUsage(
+            self.num_accepted_tokens + num_accepted_tokens, self.num_rejected_tokens + num_rejected_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)

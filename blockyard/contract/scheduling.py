@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-    from blockyard.contract.sampling import BeamSearch, Candidates, FinishReason, PromptPiece, SamplingParams
+    from blockyard.contract.sampling import (
+        BeamSearch,
+        Candidates,
+        FinishReason,
+        PredictionUsage,
+        PromptPiece,
+        SamplingParams,
+    )
     from blockyard.contract.trace import TraceContext
     from blockyard.errors import BlockyardError
 
@@ -141,7 +148,8 @@ class SequenceRecord(NamedTuple):
     """The full state of one sequence.
 
     `reason` is None while the sequence runs. `logprobs` has an entry for each token if they were asked for.
-    `pooled_values`: little-endian float32 numbers of a pooling sequence that has ended.
+    `pooled_values`: little-endian float32 numbers of a pooling sequence that has ended. `prediction`: None if nothing
+    was drafted that the request's prediction says.
     """
 
     token_ids: Sequence[int]
@@ -150,6 +158,7 @@ class SequenceRecord(NamedTuple):
     score: float | None = None
     error: SequenceError | None = None
     pooled_values: bytes = b""
+    prediction: PredictionUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +276,8 @@ class TokenUpdate:
 
     `ended` and `prefilled` happened after these tokens. `logprobs`: (sequence id, candidates) for the tokens that have
     log probabilities, in order. `prompt_logprobs`: (first sequence id, piece of the prompt). `pooled`: (sequence id,
-    little-endian float32 numbers) of sequences that ended.
+    little-endian float32 numbers) of sequences that ended. `predictions`: (sequence id, counts so far) of sequences of
+    which something was drafted that their prediction says.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
@@ -277,6 +287,7 @@ class TokenUpdate:
     logprobs: list[tuple[int, Candidates]] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, PromptPiece]] = field(default_factory=list)
     pooled: list[tuple[int, bytes]] = field(default_factory=list)
+    predictions: list[tuple[int, PredictionUsage]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

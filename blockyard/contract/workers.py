@@ -203,6 +203,14 @@ class AvailableBlocks:
     num_state_blocks: int = 0
 
 
+def count_decoded_ahead(num_steps: int, max_draft_tokens: int) -> int:
+    """Counts the tokens of `num_steps` steps in flight for which a sequence that decodes keeps blocks in each window.
+
+    With drafts a table may be too long by those in flight when the next step drafts as many.
+    """
+    return (num_steps + 1) * (1 + max_draft_tokens) if max_draft_tokens else num_steps
+
+
 @dataclass(frozen=True, slots=True)
 class CachePlan:
     """The block pools to allocate, and the limits of a step.

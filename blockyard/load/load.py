@@ -45,13 +45,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a load. Its prompt is generated from `prompt_seed`."""
+    """One request of a load. Its prompt is `text`, or without one generated from `prompt_seed`."""
 
     prompt_seed: int
     num_prompt_tokens: int
     num_output_tokens: int
     temperature: float
     ignore_eos: bool
+    text: str = ""
 
 
 def draw_requests(shape: Shape, seed: int) -> Iterator[Request]:
@@ -99,7 +100,7 @@ class Api(Protocol):
 
 
 class GrpcApi:
-    """Sends requests by StreamGenerate, with random token ids as the prompt."""
+    """Sends requests by StreamGenerate, with random token ids as the prompt where a request has no text."""
 
     def __init__(self, client: AsyncClient, model: str, vocab_size: int) -> None:
         self._client = client
@@ -110,7 +111,7 @@ class GrpcApi:
         draws = random.Random(request.prompt_seed)
         prompt = [draws.randrange(self._vocab_size) for _ in range(request.num_prompt_tokens)]
         async with self._client.stream(
-            prompt,
+            request.text or prompt,
             model=self._model,
             max_tokens=request.num_output_tokens,
             temperature=request.temperature,
@@ -130,7 +131,7 @@ class GrpcApi:
 
 
 class HttpApi:
-    """Sends streamed requests to /v1/completions; a prompt has one word per requested token."""
+    """Sends streamed requests to /v1/completions; a prompt without text has one word per requested token."""
 
     def __init__(self, base_url: str, model: str, headers: Mapping[str, str]) -> None:
         self._url = f"{base_url}/v1/completions"
@@ -141,7 +142,7 @@ class HttpApi:
         draws = random.Random(request.prompt_seed)
         body: dict[str, Any] = {
             "model": self._model,
-            "prompt": " ".join(draws.choice(_WORDS) for _ in range(request.num_prompt_tokens)),
+            "prompt": request.text or " ".join(draws.choice(_WORDS) for _ in range(request.num_prompt_tokens)),
             "max_tokens": request.num_output_tokens,
             "temperature": request.temperature,
             "ignore_eos": request.ignore_eos,

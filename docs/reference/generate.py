@@ -325,7 +325,10 @@ vLLM's: `/tokenize` takes a `prompt` (and `add_special_tokens`) or a whole body 
 - `thinking_token_budget`: the most tokens of reasoning ([how](../guides/tools.md)); `-1`: no limit.
 - `predicted_token_ids`, our own, and in chats OpenAI's `prediction`, a text: what the answer may repeat in part, for
   example a file that it edits. Its tokens come sooner where workers draft (`--speculation`), and no answer changes. At
-  most as many tokens as the model's length are read of a text. `usage` does not tell how many were right.
+  most as many tokens as the model's length are read of a text. `usage.completion_tokens_details` has
+  `accepted_prediction_tokens` and `rejected_prediction_tokens` where a request has one of them: the drafts that it says
+  and that were right, and wrong. They count work, and depend on the load; both are 0 where workers do not draft.
+- `speculation`, our own: `false` lets no worker draft for the request. No answer changes, only its time.
 - `use_beam_search`: beam search instead of sampling. `best_of` is its width (default `n`), `n` of its answers are
   returned, each with its `score`; `length_penalty` and `early_stopping` (`false`, `true`, `"never"`) are those of
   transformers. Temperature, `top_p`, `top_k`, `min_p` and `seed` have no effect on it. Without it, `best_of` has to

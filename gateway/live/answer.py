@@ -14,7 +14,7 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.contract.events import Delta, PromptLogprobs, TokenLogprobs
-from blockyard.contract.sampling import Candidates, FinishReason, PromptPiece, StopCriteria
+from blockyard.contract.sampling import Candidates, FinishReason, PredictionUsage, PromptPiece, StopCriteria
 from blockyard.errors import BlockyardError, Reason
 from gateway.text.stop_strings import Match, StopStringMatcher
 
@@ -81,6 +81,7 @@ class SequenceAnswer:
         text: the text so far, complete characters in UTF-8.
         logprobs: if requested, an entry for each of `token_ids`.
         ended: the end; None while the sequence runs.
+        prediction: what became of the drafts that the request's prediction says; None: there were none.
         weight_versions: pairs of a token's index and the version of the weights that computed the tokens from it on.
     """
 
@@ -91,6 +92,7 @@ class SequenceAnswer:
         self.text = bytearray()
         self.logprobs: list[Candidates] = []
         self.ended: Ended | None = None
+        self.prediction: PredictionUsage | None = None
         self.weight_versions: list[tuple[int, str]] = []
         self._rules = rules
         self._detokenizer = detokenizer
@@ -171,6 +173,7 @@ class SequenceAnswer:
     def take_record(self, record: SequenceRecord) -> None:
         """Continues from the scheduler's record of the sequence, which may have more or fewer tokens than are here."""
         num_known, num_recorded = len(self.token_ids), len(record.token_ids)
+        self.prediction = record.prediction
         if self.ended is None:
             self.token_ids.extend(record.token_ids[num_known:])
             self.logprobs.extend(record.logprobs[len(self.logprobs) :])

@@ -91,7 +91,7 @@ class TokenRouter:
 
     def route(self, update: TokenUpdate) -> None:
         """Routes the tokens and ends of an update. Tokens of a sequence that has ended here are dropped."""
-        self._apply_prompts(update)
+        self._apply_counts(update)
         routes = self._routes
         # Apply log probabilities first: a token that ends the answer needs its own to be there.
         for sequence_id, candidates in update.logprobs:
@@ -130,7 +130,11 @@ class TokenRouter:
         log.exception("the tokens of a request could not be applied", request_id=state.wire_id)
         self._on_failure(state, BlockyardError(Reason.BUG, "internal error; the gateway's log has more"))
 
-    def _apply_prompts(self, update: TokenUpdate) -> None:
+    def _apply_counts(self, update: TokenUpdate) -> None:
+        """Applies what an update tells beside tokens: of prompts, and of predictions."""
+        for sequence_id, prediction in update.predictions:
+            if (route := self._routes.get(sequence_id)) is not None:
+                route[1].prediction = prediction
         for sequence_id, num_cached_tokens in update.prefilled:
             if (route := self._routes.get(sequence_id)) is not None:
                 route[0].num_cached_tokens = num_cached_tokens

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blockyard.contract.codec.pooling import FLOAT_BYTES
 from blockyard.contract.events import Accepted, Finished, Recovered, Usage
+from blockyard.contract.sampling import PredictionUsage
 from blockyard.contract.scheduling import Resubmission, Resumed, SequenceError, SequenceRecord, Submission
 from gateway.observe.request_log import RequestLog, TokenCounts
 
@@ -123,6 +124,10 @@ class RequestState:
         return errors[0] if len(errors) == len(self.answers) and all(errors) else None
 
     @property
+    def _has_prediction(self) -> bool:
+        return bool(self.submission.sampling.predicted_token_ids)
+
+    @property
     def token_counts(self) -> TokenCounts:
         num_completion_tokens = sum(answer.num_tokens for answer in self.answers)
         num_prompt_tokens = len(self.submission.prompt_token_ids)
@@ -230,6 +235,7 @@ class RequestState:
                 num_cached_tokens=self.num_cached_prompt_tokens,
                 num_completion_tokens=answer.num_tokens,
                 num_virtual_tokens=self.submission.num_virtual_tokens,
+                prediction=(answer.prediction or PredictionUsage()) if self._has_prediction else None,
             ),
             determinism_id=self._identify(answer),
             weight_versions=answer.reported_versions,
@@ -261,6 +267,8 @@ class RequestState:
 def _record_of(answer: SequenceAnswer) -> SequenceRecord:
     ended = answer.ended
     if ended is None:
-        return SequenceRecord(answer.token_ids, None, answer.logprobs)
+        return SequenceRecord(answer.token_ids, None, answer.logprobs, prediction=answer.prediction)
     error = SequenceError(str(ended.error.reason), ended.error.message) if ended.error else None
-    return SequenceRecord(answer.token_ids, ended.reason, answer.logprobs, ended.score, error, ended.pooled_values)
+    return SequenceRecord(
+        answer.token_ids, ended.reason, answer.logprobs, ended.score, error, ended.pooled_values, answer.prediction
+    )

@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.contract.workers import count_decoded_ahead
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
 
@@ -207,10 +209,7 @@ class CoreConfig:
         if not window:
             return KvBlockGroups(self.block_size, self.kv_windows, num_state_blocks=self.num_state_blocks)
         piece = min(self.max_num_batched_tokens, self.max_prefill_chunk or self.max_num_batched_tokens)
-        num_decoded = self.max_steps_in_flight
-        if self.max_draft_tokens:
-            # A table may be too long by the drafts in flight when the next step drafts as many.
-            num_decoded = (self.max_steps_in_flight + 1) * (1 + self.max_draft_tokens)
+        num_decoded = count_decoded_ahead(self.max_steps_in_flight, self.max_draft_tokens)
         num_tokens = window + max(2, self.num_virtual_engines) * piece + num_decoded
         num_ahead = -(-num_tokens // self.block_size) + 2
         return KvBlockGroups(self.block_size, self.kv_windows, num_ahead, self.num_state_blocks)

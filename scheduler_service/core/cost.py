@@ -6,6 +6,7 @@ Knows nothing of sequences and pools.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 NUM_MEASURED = 8
 """Steps with prefills that must be measured before the model is used."""
@@ -30,8 +31,7 @@ _MAX_AGE = 100.0
 _MIN_AGE_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """What a step did: tokens of prefills, decodes, and blocks moved between device and host.
 
     `takes_memory`: some host blocks were written for the first time.
@@ -179,14 +179,17 @@ class CostModel:
         if self._num_swapped and now >= self._forget_at:
             self._swap_seconds = self._num_swapped = 0.0
 
-    def note_step(self, work: StepWork, forward_seconds: float, cache_seconds: float) -> None:
+    def note_step(
+        self, work: StepWork, forward_seconds: float, cache_seconds: float, num_draft_tokens: int = 0
+    ) -> None:
         """Notes the seconds that a step took to compute and to move blocks; 0: the worker did not say.
 
+        `num_draft_tokens`: rows that it computed besides, since it drafted.
         Memory that is written for the first time must be taken from the system, which is slow once: such a step is not
         counted for swaps.
         """
         if forward_seconds > 0 and (work.num_prefill_tokens or work.num_decodes):
-            self.step_time.note(work.num_prefill_tokens, work.num_decodes, forward_seconds)
+            self.step_time.note(work.num_prefill_tokens, work.num_decodes + num_draft_tokens, forward_seconds)
         if cache_seconds > 0 and work.num_swapped_blocks and not work.takes_memory:
             self._swap_seconds = _SWAP_FORGETTING * self._swap_seconds + cache_seconds
             self._num_swapped = _SWAP_FORGETTING * self._num_swapped + work.num_swapped_blocks

@@ -31,8 +31,9 @@ def check(
     _check_queues(live, queues)
     for sequence in live:
         _check_sequence(sequence, blocks, config.num_slack_tokens)
+    _check_ahead(live, in_flight, is_full=len(in_flight) == config.max_steps_in_flight)
     _check_blocks(live, blocks)
-    _check_writers(live, blocks)
+    _check_writers(live, blocks, Counter(sequence for step in in_flight for sequence in step.sampled))
 
 
 def _is_finished(sequence: Sequence) -> bool:
@@ -125,6 +126,22 @@ def _check_sequence(sequence: Sequence, blocks: BlockManager, num_slack_tokens: 
     _check_windows(sequence, blocks)
 
 
+def _check_ahead(live: list[Sequence], in_flight: list[StepInFlight], *, is_full: bool) -> None:
+    """A decode has been scheduled as far as the steps in flight bring it at most, and never waits for drafts alone."""
+    num_ahead = Counter[Sequence]()
+    for step in in_flight:
+        for sequence, num_drafts in zip(step.sampled, step.find_drafts(step.sampled), strict=True):
+            num_ahead[sequence] += 1 + num_drafts
+    for sequence in live:
+        has_started = sequence.status in (SequenceStatus.RUNNING, SequenceStatus.SWAPPED)
+        if not has_started or sequence.is_prefilling or sequence.group.beams or sequence.group.spec.pooling is not None:
+            continue
+        expected = len(sequence.token_ids) - 1 + num_ahead[sequence]
+        assert sequence.num_scheduled == expected, f"{sequence} is scheduled, and the steps in flight say {expected}"
+        is_sure = num_ahead[sequence] == sum(sequence in step.sampled for step in in_flight)
+        assert is_full or is_sure or not sequence.has_last_in_flight, f"{sequence} would wait for drafts"
+
+
 def _check_windows(sequence: Sequence, blocks: BlockManager) -> None:
     """No block is held that no query will see any more, nor one ahead that is not yet due."""
     groups = blocks.groups
@@ -153,16 +170,16 @@ def _count(blocks: Iterable[int]) -> dict[int, int]:
     return dict(Counter(blocks))
 
 
-def _check_writers(live: list[Sequence], blocks: BlockManager) -> None:
+def _check_writers(live: list[Sequence], blocks: BlockManager, num_in_flight: Mapping[Sequence, int]) -> None:
     """A block that a running sequence will write next is its own and is not found by hash, or it will be copied."""
     size = blocks.block_size
     for sequence in live:
         if sequence.status is not SequenceStatus.RUNNING:
             continue
         first = sequence.num_scheduled
-        if sequence.num_in_flight and not sequence.is_prefilling:
+        if sequence in num_in_flight and not sequence.is_prefilling:
             # All drafts in flight may be wrong.
-            first = min(first, len(sequence.token_ids) - 1 + sequence.num_in_flight)
+            first = min(first, len(sequence.token_ids) - 1 + num_in_flight[sequence])
         for block in filter(None, sequence.block_ids[first // size * blocks.num_groups :]):
             is_own = blocks.device.references[block] == 1 and not blocks.device.is_published(block)
             is_copied_first = not sequence.is_prefilling and sequence.grow_at == sequence.num_scheduled

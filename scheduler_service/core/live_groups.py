@@ -9,7 +9,7 @@ from blockyard.contract.sampling import FinishReason
 from blockyard.contract.scheduling import Ending, SequenceError
 from scheduler_service.core.beam_search import branching
 from scheduler_service.core.sequence import Beams, Group, Sequence, SequenceStatus
-from scheduler_service.core.values import OwnerUpdate
+from scheduler_service.core.values import NO_DRAFTS, DraftCounts, OwnerUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,8 +30,7 @@ class Totals:
     num_queried_tokens: int = 0
     num_completion_tokens: int = 0
     num_given_back_blocks: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+    drafts: DraftCounts = NO_DRAFTS
 
     def add(self, others: Totals) -> None:
         for field in fields(self):

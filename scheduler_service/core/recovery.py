@@ -58,7 +58,6 @@ def _start_anew(sequence: Sequence) -> None:
     sequence.status = SequenceStatus.PARKED if has_proposed else SequenceStatus.WAITING
     sequence.forked_from = None
     sequence.is_prefilling = True
-    sequence.num_in_flight = sequence.num_ahead = 0
     sequence.is_known = False
     sequence.num_scheduled = sequence.num_computed = 0
     sequence.last_step_id = 0

@@ -7,7 +7,6 @@ is. What a step computes counts only once its answer has come.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import FinishReason
@@ -44,7 +43,7 @@ class Scheduler:
         self._planner.suspects = suspects or Suspects()
         self._totals = Totals()
         self._live = LiveGroups(self._queues, self._blocks, self._totals)
-        self._answers = Answers(self._live, self._blocks, self._totals, may_draft=config.max_draft_tokens > 0)
+        self._answers = Answers(self._live, self._blocks, self._totals)
         self._groups = self._live.groups
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 1
@@ -169,22 +168,22 @@ class Scheduler:
         self._in_flight.popleft()
         if not result.failures:
             # A failed row may not have been computed, so the step's time says nothing about its work.
-            self._note_times(step, result)
-        if result.num_draft_tokens:
-            self._totals.num_draft_tokens += result.num_draft_tokens
-            self._totals.num_accepted_tokens += result.num_accepted_tokens
+            seconds = result.forward_seconds
+            self._costs.note_step(step.work, seconds, result.cache_seconds, result.num_draft_tokens)
+            if self.config.prices_drafts and seconds > 0:
+                self._note_pace(step, result)
+        if step.drafts:
+            self._totals.drafts += result.draft_counts
+            self._planner.pace.note_drafts(result.num_draft_tokens)
         updates = self._answers.take(step, sampled, result)
         self._note_change()
         return updates
 
-    def _note_times(self, step: StepInFlight, result: StepResult) -> None:
-        work, num_drafted, seconds = step.work, result.num_draft_tokens, result.forward_seconds
-        if num_drafted:
-            work = replace(work, num_decodes=work.num_decodes + num_drafted)
-        self._costs.note_step(work, seconds, result.cache_seconds)
-        if self.config.prices_drafts and seconds > 0 and result.sequence_ids and not (step.pieces or step.completed):
+    def _note_pace(self, step: StepInFlight, result: StepResult) -> None:
+        if result.sequence_ids and not (step.pieces or step.completed):
             num_sequences = len(result.sequence_ids)
-            self._planner.pace.note(num_sequences + num_drafted, num_sequences, len(result.token_ids), seconds)
+            num_rows = num_sequences + result.num_draft_tokens
+            self._planner.pace.note(num_rows, num_sequences, len(result.token_ids), result.forward_seconds)
 
     def _fit(self, group: Group, updates: dict[str, OwnerUpdate]) -> None:
         """Limits a group to the pools of this scheduler."""
@@ -282,8 +281,7 @@ class Scheduler:
             num_swaps_total=self._planner.preemption.num_swaps_total,
             num_queried_tokens_total=totals.num_queried_tokens,
             num_given_back_blocks_total=totals.num_given_back_blocks + self._blocks.windows.num_given_back_total,
-            num_draft_tokens_total=totals.num_draft_tokens,
-            num_accepted_tokens_total=totals.num_accepted_tokens,
+            drafts_total=totals.drafts,
         )
 
     def check_integrity(self) -> None:

@@ -13,7 +13,7 @@ from scheduler_service.core.beam_search.beams import BeamSearchState
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
-    from blockyard.contract.sampling import BeamSearch, FinishReason
+    from blockyard.contract.sampling import BeamSearch, FinishReason, PredictionUsage
     from scheduler_service.core.values import GroupSpec
 
 
@@ -43,8 +43,7 @@ class Sequence:
     length with placeholders is `num_scheduled + 1`.
 
     While a step in flight lets the worker draft for it, the number of tokens in flight is not known either. Then
-    `num_scheduled` is the most tokens that have KV afterwards, `num_in_flight` counts the steps in flight that sample
-    the sequence, and `num_ahead` the most tokens that they bring. Otherwise these two are 0.
+    `num_scheduled` is the most tokens that have KV afterwards; the answer takes back what it did not bring.
 
     `owner`, `priority`, `max_length`, `stop_from` and `stop_token_ids` copy values of the group that are read often.
     A beam's `max_length` grows with it: it is never scheduled past the token that was chosen for it.
@@ -68,14 +67,13 @@ class Sequence:
         "last_step_id",
         "logprobs",
         "max_length",
-        "num_ahead",
         "num_computed",
         "num_found",
-        "num_in_flight",
         "num_ready",
         "num_scheduled",
         "owner",
         "pooled",
+        "prediction",
         "priority",
         "publish_at",
         "score",
@@ -104,11 +102,10 @@ class Sequence:
         self.token_ids: list[int] = []
         self.logprobs: list[Any] = []  # of the generated tokens, if the request asks for them
         self.pooled = b""  # pooled numbers of the prompt, if the request asks for them
+        self.prediction: PredictionUsage | None = None  # if something was drafted that the request predicts
         self.is_prefilling = True
         self.num_scheduled = 0
         self.num_computed = 0
-        self.num_in_flight = 0
-        self.num_ahead = 0
         self.last_step_id = 0  # the last step that computes or starts this sequence
         self.is_known = False  # the worker has it
         self.hurries = False  # others were preempted for it, and it has no token yet
@@ -136,37 +133,17 @@ class Sequence:
     @property
     def has_last_in_flight(self) -> bool:
         """Whether the last token is in flight, so that nothing more is computed for now."""
-        if self.is_prefilling or self.num_scheduled + 1 < self.max_length:
-            return False
-        return not self.num_in_flight or len(self.token_ids) + self.num_in_flight >= self.max_length
-
-    def allow_drafts(self, num_drafts: int) -> None:
-        """Lets the worker draft in the step that has just scheduled a decode of the sequence."""
-        if not self.num_in_flight:
-            # All steps before this one bring one token each.
-            self.num_in_flight = self.num_ahead = self.num_scheduled - len(self.token_ids)
-        self.count_on(1 + num_drafts)
-        self.num_scheduled += num_drafts
-
-    def count_on(self, num_tokens: int) -> None:
-        """Notes a step that samples the sequence and brings at most `num_tokens`."""
-        self.num_in_flight += 1
-        self.num_ahead += num_tokens
-
-    def settle(self, num_tokens: int) -> None:
-        """Notes the answer to a step that brought at most `num_tokens`, once these are taken."""
-        self.num_in_flight -= 1
-        self.num_ahead -= num_tokens
-        status = self.status
-        if (status is SequenceStatus.RUNNING or status is SequenceStatus.SWAPPED) and not self.is_prefilling:
-            self.num_scheduled = min(self.max_length, len(self.token_ids) + self.num_ahead) - 1
-        if self.num_ahead == self.num_in_flight:
-            # No draft is in flight any more.
-            self.num_ahead = self.num_in_flight = 0
+        return not self.is_prefilling and self.num_scheduled + 1 >= self.max_length
 
     def make_record(self) -> SequenceRecord:
         return SequenceRecord(
-            self.output_token_ids, self.finish_reason, self.logprobs.copy(), self.score, self.error, self.pooled
+            self.output_token_ids,
+            self.finish_reason,
+            self.logprobs.copy(),
+            self.score,
+            self.error,
+            self.pooled,
+            self.prediction,
         )
 
     def finish(self, reason: FinishReason, num_tokens: int | None = None) -> None:
@@ -249,6 +226,7 @@ class Group:
             sequence.token_ids = [*self.spec.prompt_token_ids, *record.token_ids]
             sequence.logprobs = list(record.logprobs)
             sequence.score, sequence.error, sequence.pooled = record.score, record.error, record.pooled_values
+            sequence.prediction = record.prediction
         if self.is_finished:
             self.beams = None
         self.lead_anew()

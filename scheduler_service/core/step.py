@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from operator import or_, sub
+from typing import NamedTuple
 
 from scheduler_service.core.config import StepMismatch
 from scheduler_service.core.cost import StepWork
@@ -16,14 +17,13 @@ MAX_NEW_BYTES = 16 * 1024 * 1024
 _BYTES_OF_ID = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StepInFlight:
+class StepInFlight(NamedTuple):
     """A step without an answer yet, with all that is needed to check the answer.
 
     `sampled`: the sequences that get a token, in the order of the step; `sampled_ids`: their ids. `pieces`: sequences
     that get none, with the number of their tokens that have KV afterwards. `completed`: groups whose prompt this step
     finishes. `work`: what its timings measure. `beams`: sequences that propose tokens. `pooled`: sequences whose
-    prompt is pooled into numbers. `drafts`: how many tokens the worker may draft for a sequence.
+    prompt is pooled into numbers. `drafts`: how many tokens the worker may draft for each of `sampled`; empty: none.
     """
 
     step_id: int
@@ -34,7 +34,7 @@ class StepInFlight:
     work: StepWork
     beams: list[Sequence]
     pooled: list[Sequence]
-    drafts: dict[Sequence, int]
+    drafts: tuple[int, ...]
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -56,6 +56,8 @@ class StepInFlight:
             self._match_runs(sampled, result)
         elif len(result.token_ids) != len(expected):
             raise StepMismatch(f"step {self.step_id} did not sample one token of each sequence")
+        if result.predictions and not {each[0] for each in result.predictions} <= set(expected):
+            raise StepMismatch(f"step {self.step_id} counts predictions of sequences that it did not sample")
         if self.beams or result.beam_candidates:
             self._match_beams(result)
         if self.pooled or result.pooled:
@@ -64,11 +66,23 @@ class StepInFlight:
 
     def _match_runs(self, sampled: list[Sequence], result: StepResult) -> None:
         """Checks the numbers of tokens: one of each sequence; if it may draft, none, or one more for each draft."""
-        counts, drafts = result.num_tokens, self.drafts
+        counts, drafts = result.num_tokens, self.find_drafts(sampled)
         is_whole = len(counts) == len(sampled) and sum(counts) == len(result.token_ids)
-        others = [pair for pair in zip(sampled, counts, strict=False) if pair[1] != 1]
-        if not is_whole or any(sequence not in drafts or count > 1 + drafts[sequence] for sequence, count in others):
+        if (
+            not is_whole
+            or max(map(sub, counts, drafts), default=1) > 1
+            or (0 in counts and not all(map(or_, counts, drafts)))
+        ):
             raise StepMismatch(f"step {self.step_id} sampled other numbers of tokens than it allowed")
+
+    def find_drafts(self, sampled: list[Sequence]) -> tuple[int, ...]:
+        """Returns how many tokens the worker might draft for each of these sequences, some of those of the step."""
+        if not self.drafts:
+            return (0,) * len(sampled)
+        if sampled is self.sampled:
+            return self.drafts
+        drafts = dict(zip(self.sampled, self.drafts, strict=True))
+        return tuple([drafts[sequence] for sequence in sampled])
 
     def _match_pooled(self, result: StepResult) -> None:
         expected = [sequence.sequence_id for sequence in self._without_ended(self.pooled, result)]
@@ -138,8 +152,8 @@ class StepBuilder:
         self.max_rows = math.inf  # prefills may be added while there are fewer
         self.num_prefill_tokens = 0
         self.has_preempted = False
-        self.num_decodes = 0  # of the first rows
-        self.drafts: dict[Sequence, int] = {}
+        self.num_decodes = 0  # of the first sequences that are sampled
+        self.drafts: tuple[int, ...] = ()  # of these
         self.draft_prices: tuple[int, ...] = ()
         self.rows: list[Sequence] = []
         self.num_new_tokens: list[int] = []
@@ -180,6 +194,7 @@ class StepBuilder:
         """Takes beams out of the sampled decodes: they propose tokens, from the last token that was chosen for them."""
         new = {sequence.sequence_id for sequence in self.new_sequences}
         self.sampled = [sequence for sequence in self.rows if sequence.group.beams is None]
+        self.num_decodes = len(self.sampled)
         self.beams = [sequence for sequence in self.rows if sequence.group.beams]
         self.inputs = [sequence for sequence in self.beams if sequence.sequence_id not in new]
 
@@ -259,24 +274,25 @@ class StepBuilder:
     def build(self, finished_ids: list[int]) -> tuple[SchedulerOutput, StepInFlight]:
         """Returns the step to send, and what to remember of it."""
         sequence_ids = tuple([sequence.sequence_id for sequence in self.rows])
+        # In the order of the fields: this is made for each step, and names would cost more than the rest of it.
         output = SchedulerOutput(
-            step_id=self.step_id,
-            new_sequences=tuple(self.new_sequences),
-            forks=tuple(self.forks),
-            sequence_ids=sequence_ids,
-            num_new_tokens=tuple(self.num_new_tokens),
-            appended_sequence_ids=tuple(self.appended_sequence_ids),
-            appended_block_ids=tuple(self.appended_block_ids),
-            replaced_tables=self._tables(),
-            blocks_to_swap_out=tuple(self.swap_out),
-            blocks_to_swap_in=tuple(self.swap_in),
-            blocks_to_copy=tuple(self.copies),
-            finished_sequence_ids=tuple(finished_ids + self.restarted_ids),
-            input_ids=tuple([(sequence.sequence_id, sequence.token_ids[-1]) for sequence in self.inputs]),
-            activated_loras=tuple(self.activated_loras),
-            max_draft_tokens=tuple([self.drafts.get(each, 0) for each in self.rows]) if self.drafts else (),
-            draft_prices=self.draft_prices,
-            replaced_fixed_tables=self._fixed_tables() if self.replaced_fixed else (),
+            self.step_id,
+            tuple(self.new_sequences),
+            tuple(self.forks),
+            sequence_ids,
+            tuple(self.num_new_tokens),
+            tuple(self.appended_sequence_ids),
+            tuple(self.appended_block_ids),
+            self._tables(),
+            tuple(self.swap_out),
+            tuple(self.swap_in),
+            tuple(self.copies),
+            tuple(finished_ids + self.restarted_ids),
+            tuple([(sequence.sequence_id, sequence.token_ids[-1]) for sequence in self.inputs]),
+            tuple(self.activated_loras),
+            self._draft_column(),
+            self.draft_prices,
+            self._fixed_tables() if self.replaced_fixed else (),
         )
         sampled_ids = sequence_ids
         if self.pieces or self.beams or self.pooled:
@@ -290,8 +306,17 @@ class StepBuilder:
             self._count_work(),
             self.beams,
             self.pooled,
-            self.drafts,
+            self.drafts and self.drafts + (0,) * (len(self.sampled) - len(self.drafts)),
         )
+
+    def _draft_column(self) -> tuple[int, ...]:
+        """Returns how many tokens each row may draft; empty: none does."""
+        if not self.drafts:
+            return ()
+        if not self.beams:
+            return self.drafts + (0,) * (len(self.rows) - len(self.drafts))
+        drafts = dict(zip(self.sampled, self.drafts, strict=False))
+        return tuple([drafts.get(sequence, 0) for sequence in self.rows])
 
     def _tables(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Returns the tables that changed, except those of sequences preempted afterwards."""
@@ -306,12 +331,9 @@ class StepBuilder:
         return tuple((key, tuple(each.fixed_ids)) for key, each in items if each.status is running)
 
     def _count_work(self) -> StepWork:
-        return StepWork(
-            num_prefill_tokens=self.num_prefill_tokens,
-            num_decodes=self._num_tokens - self.num_tokens_left - self.num_prefill_tokens,
-            num_swapped_blocks=len(self.swap_out) + len(self.swap_in),
-            takes_memory=self.takes_memory,
-        )
+        num_decodes = self._num_tokens - self.num_tokens_left - self.num_prefill_tokens
+        num_swapped_blocks = len(self.swap_out) + len(self.swap_in)
+        return StepWork(self.num_prefill_tokens, num_decodes, num_swapped_blocks, self.takes_memory)
 
 
 def _count_bytes(sequence: Sequence) -> int:

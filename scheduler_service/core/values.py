@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockyard.contract.scheduling import TokenUpdate
@@ -112,8 +113,7 @@ class Fork:
     fixed_block_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
+class SchedulerOutput(NamedTuple):
     """One step: the fields of `ExecuteModelRequest` except the epoch. Columns that belong together have one length.
 
     `input_ids`: (sequence id, token id) of sequences that decode a token which the worker did not choose.
@@ -147,7 +147,9 @@ class StepResult:
     """The worker's answer: sampled ids in columns, skipped sequences, and failed ones (id, error).
 
     `num_tokens`: how many of `token_ids` each sequence has, one sequence after the other; empty: one each. 0: its last
-    known token has to be computed again. `num_draft_tokens` were drafted, `num_accepted_tokens` of them were right.
+    known token has to be computed again. `num_draft_tokens` were drafted, `num_accepted_tokens` of them were right;
+    `num_forced_tokens` and `num_accepted_forced_tokens` of these by a grammar, and of `predictions` (sequence id,
+    drafts, right ones) by what the request predicts.
     `logprobs`: (sequence id, those of one token) in the order of the tokens; `prompt_logprobs`: those of a piece of a
     prompt. The core passes both on unread. `beam_candidates`: the likeliest (token id, log probability) of each beam,
     best first. `pooled`: (sequence id, numbers) in the order of the step; the numbers are float32, little endian,
@@ -169,6 +171,20 @@ class StepResult:
     num_tokens: tuple[int, ...] = ()
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_forced_tokens: int = 0
+    num_accepted_forced_tokens: int = 0
+    predictions: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        predicted = sum([drafted for _, drafted, _ in self.predictions])
+        right = sum([accepted for _, _, accepted in self.predictions])
+        drafted, accepted, forced = self.num_draft_tokens, self.num_accepted_tokens, self.num_forced_tokens
+        num_suffix = accepted - self.num_accepted_forced_tokens - right
+        return DraftCounts(
+            Sources(drafted - forced - predicted, forced, predicted),
+            Sources(num_suffix, self.num_accepted_forced_tokens, right),
+        )
 
 
 @dataclass(slots=True)
@@ -188,14 +204,36 @@ class CacheReset:
     num_kept_host_blocks: int
 
 
+class Sources(NamedTuple):
+    """Numbers of drafts by their source: earlier ids of the sequence, a grammar, what the request predicts."""
+
+    suffix: int = 0
+    forced: int = 0
+    prediction: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """The tokens that were drafted, and those of them that were right."""
+
+    drafted: Sources
+    accepted: Sources
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        drafted, accepted = map(add, self.drafted, other.drafted), map(add, self.accepted, other.accepted)
+        return DraftCounts(Sources(*drafted), Sources(*accepted))
+
+
+NO_DRAFTS = DraftCounts(Sources(), Sources())
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Counts for operators. Totals count from the start of the process.
 
     `num_waiting_tokens`: known tokens of waiting sequences. `num_swaps_total`: preemptions by swapping.
     `num_queried_tokens_total`: prompt tokens that were looked up in the prefix cache. `num_given_back_blocks_total`:
-    blocks that fell behind windows. `num_draft_tokens_total`: tokens that the worker drafted;
-    `num_accepted_tokens_total`: those that were right.
+    blocks that fell behind windows. `drafts_total`: the tokens that the worker drafted, by their source.
     """
 
     num_waiting: int
@@ -220,5 +258,12 @@ class SchedulerStats:
     num_swaps_total: int = 0
     num_queried_tokens_total: int = 0
     num_given_back_blocks_total: int = 0
-    num_draft_tokens_total: int = 0
-    num_accepted_tokens_total: int = 0
+    drafts_total: DraftCounts = NO_DRAFTS
+
+    @property
+    def num_draft_tokens_total(self) -> int:
+        return sum(self.drafts_total.drafted)
+
+    @property
+    def num_accepted_tokens_total(self) -> int:
+        return sum(self.drafts_total.accepted)

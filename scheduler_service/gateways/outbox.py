@@ -131,6 +131,7 @@ class GatewayOutbox:
         merged.logprobs += update.logprobs
         merged.prompt_logprobs += update.prompt_logprobs
         merged.pooled += update.pooled
+        merged.predictions += update.predictions
         if update.logprobs or update.prompt_logprobs or update.pooled:
             self._count_large(_count_update(update))
 

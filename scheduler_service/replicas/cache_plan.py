@@ -26,7 +26,7 @@ def plan_cache(
 ) -> CachePlan:
     """Plans the pools and the model's length. Raises Misconfigured if the settings ask for too much."""
     cache, step = configuration.cache, configuration.scheduler
-    drafts = configuration.speculation.find_limits(configuration.parallel, available.num_state_blocks)
+    drafts = configuration.draft_limits(available.num_state_blocks)
     kv_blocks = KvBlocks(
         available.block_size,
         available.kv_windows,
@@ -90,6 +90,6 @@ def plan_as(configuration: SchedulerConfiguration, cache: CacheInfo, available: 
         max_model_len=cache.max_model_len,
         max_num_batched_tokens=configuration.scheduler.max_num_batched_tokens,
         max_num_seqs=configuration.scheduler.max_num_seqs,
-        **configuration.speculation.find_limits(configuration.parallel, cache.num_state_blocks)._asdict(),
+        **configuration.draft_limits(cache.num_state_blocks)._asdict(),
         num_state_blocks=cache.num_state_blocks,
     )

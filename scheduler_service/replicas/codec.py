@@ -16,10 +16,13 @@ from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import BlockPair, NewSequence, SchedulerOutput, StepResult
 from scheduler_service.replicas.steps.answer_checks import (
     AnswerLimits,
+    check_distinct,
     check_drafts,
     check_rows,
     check_sampled,
     check_seconds,
+    check_sources,
+    require,
 )
 from scheduler_service.replicas.steps.answer_columns import (
     decode_candidates,
@@ -129,6 +132,9 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
     num_tokens = tuple(message.num_tokens[:]) if message.num_tokens else ()
     check_sampled(sequence_ids, token_ids, num_tokens, limits)
     check_drafts(message.num_draft_tokens, message.num_accepted_tokens, limits)
+    predictions: tuple[tuple[int, int, int], ...] = ()
+    if message.num_forced_tokens or message.predicted_sequence_ids:
+        predictions = _decode_predictions(message, limits)
     check_rows("skipped_sequence_ids", message.skipped_sequence_ids, limits)
     check_rows("failures", message.failures, limits)
     times = message.times
@@ -147,7 +153,26 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
         num_tokens=num_tokens,
         num_draft_tokens=message.num_draft_tokens,
         num_accepted_tokens=message.num_accepted_tokens,
+        num_forced_tokens=message.num_forced_tokens,
+        num_accepted_forced_tokens=message.num_accepted_forced_tokens,
+        predictions=predictions,
     )
+
+
+def _decode_predictions(
+    message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
+) -> tuple[tuple[int, int, int], ...]:
+    """Decodes the drafts that predictions say, and checks them and those that grammars force."""
+    check_rows("predicted_sequence_ids", message.predicted_sequence_ids, limits)
+    sequence_ids, drafted = message.predicted_sequence_ids[:], message.num_predicted_tokens[:]
+    accepted = message.num_accepted_predicted_tokens[:]
+    check_distinct("predicted_sequence_ids", sequence_ids)
+    require(len(sequence_ids) == len(drafted) == len(accepted), "the columns of predictions have other lengths")
+    check_sources(
+        (message.num_draft_tokens, message.num_accepted_tokens),
+        ((message.num_forced_tokens, message.num_accepted_forced_tokens), *zip(drafted, accepted, strict=True)),
+    )
+    return tuple(zip(sequence_ids, drafted, accepted, strict=True))
 
 
 class Receipt(NamedTuple):

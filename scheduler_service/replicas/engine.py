@@ -335,6 +335,6 @@ def make_core_config(
         kv_windows=cache.kv_windows,
         num_state_blocks=cache.num_state_blocks,
         state_snapshot_tokens=configuration.cache.state_snapshot_tokens,
-        **configuration.speculation.find_limits(configuration.parallel, cache.num_state_blocks)._asdict(),
+        **configuration.draft_limits(cache.num_state_blocks)._asdict(),
         prices_drafts=configuration.speculation.speculation == "auto",
     )

@@ -68,7 +68,7 @@ def configuration_digest(configuration: SchedulerConfiguration, parallel: Parall
         (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank),
         astuple(lora_limits(configuration.lora)),
     ]
-    if any(drafts := configuration.speculation.find_limits(parallel)):
+    if any(drafts := configuration.draft_limits()):
         settings.append(drafts)
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
@@ -305,7 +305,7 @@ class Rank:
             swap_space_bytes=int(device.swap_space_gib * 2**30),
             max_num_batched_tokens=step.max_num_batched_tokens,
             max_num_seqs=step.max_num_seqs,
-            max_draft_rows=self._configuration.speculation.find_limits(self.parallel).max_draft_rows,
+            max_draft_rows=self._configuration.draft_limits().max_draft_rows,
         )
         count = self._spans.step("determine_num_available_blocks")
         with self._explained(), self._phase(StartPhase.COUNT_BLOCKS), count:

@@ -71,6 +71,7 @@ class BatchDrafts:
             most *= ~self.starts_over[step_rows]
             self.starts_over[step_rows] = False
             self._some_start_over = bool(self.starts_over.any())
+        most *= requests.may_draft(step_rows)
         rows, places = step_rows, (most > 0).nonzero()[0]
         if len(places) < len(most):
             rows, lengths, most = rows[places], lengths[places], most[places]

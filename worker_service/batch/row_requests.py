@@ -164,6 +164,10 @@ class RequestTable:
         lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
         return [(place, follower) for place, each in lists for follower in each.followers]
 
+    def may_draft(self, rows: Array) -> list[bool]:
+        """Returns whether each row's request lets tokens be drafted."""
+        return [self._lists[row].may_draft for row in rows.tolist()]
+
     def predicted(self, rows: Array) -> list[Ids | None]:
         """Returns the ids that each row's request predicts; None: it predicts none."""
         return [self._lists[row].predicted_token_ids for row in rows.tolist()]

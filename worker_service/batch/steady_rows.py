@@ -53,6 +53,9 @@ def make_steady_rows(
     asks = (columns["logprobs"] >= 0) | (columns["num_beam_candidates"] > 0) | (columns["lora_id"] != 0)
     if asks.any() or any(each.edit_logits for each in lists):
         return None
+    # The loop counts no drafts of predictions, and drafts for all.
+    if drafts is not None and any(each.predicted_token_ids is not None or not each.may_draft for each in lists):
+        return None
     progress, token_ids, block_tables = arrays
     texts = [each.predicted_token_ids for each in lists]
     stop_token_ids = requests.stop_token_ids(rows)

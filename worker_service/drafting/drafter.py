@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from blockyard_kernels.drafting import LEAST_MATCH
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard_kernels.drafting import DraftingOps, DraftRows, Integers
+    from blockyard_kernels.sampling import Flags
     from worker_service.grammars.matchers import GrammarState
 
     Floats = npt.NDArray[np.float64]
@@ -46,6 +49,7 @@ PER_TOKEN = 1000.0
 class Proposal:
     """The drafts of rows [P]: `num_drafts` [P] of each, behind its known ids.
 
+    The first `num_forced` [P] of them come from a grammar. `are_predicted` [P]: the request's prediction says the rest.
     `kept` [P] are the places of the rows among those that wanted drafts, `kinds` and `steps` [P, most] the kind of each
     draft and its place among those of its kind.
     """
@@ -55,13 +59,17 @@ class Proposal:
     num_drafts: Integers
     kinds: Integers
     steps: Integers
+    num_forced: Integers
+    are_predicted: Flags
 
     def of_some(self, num_drafts: Integers) -> Proposal | None:
         """Returns the first drafts of the rows that keep some; None: no row keeps any."""
         kept = num_drafts.nonzero()[0]
         if not len(kept):
             return None
-        return Proposal(kept, self.rows[kept], num_drafts[kept], self.kinds[kept], self.steps[kept])
+        num_drafts, num_forced = num_drafts[kept], np.minimum(self.num_forced[kept], num_drafts[kept])
+        kinds, steps, are_predicted = self.kinds[kept], self.steps[kept], self.are_predicted[kept]
+        return Proposal(kept, self.rows[kept], num_drafts, kinds, steps, num_forced, are_predicted)
 
 
 class Drafter:
@@ -104,8 +112,12 @@ class Drafter:
         behind = np.arange(num_drafts.max()) - num_forced[:, None]
         kinds = np.where(behind < 0, FORCED, np.searchsorted(KIND_BOUNDS, found.num_matched, side="right")[:, None])
         steps = np.minimum(np.where(behind < 0, np.arange(behind.shape[1]), behind), PRIOR.shape[1] - 1)
-        proposal = Proposal(np.arange(len(num_drafts)), wanted.rows, num_drafts, kinds, steps)
-        return proposal.of_some(self._keep(proposal, prices) if len(prices) else num_drafts)
+        places, are_predicted = np.arange(len(num_drafts)), np.zeros(len(num_drafts), np.bool_)
+        proposal = Proposal(places, wanted.rows, num_drafts, kinds, steps, num_forced, are_predicted)
+        proposal = proposal.of_some(self._keep(proposal, prices) if len(prices) else num_drafts)
+        if proposal is not None and any(text is not None for text in wanted.predicted):
+            _find_predicted(wanted, proposal)
+        return proposal
 
     def _keep(self, proposal: Proposal, prices: Integers) -> Integers:
         """Returns how many drafts of each row are kept: those that gain most over their prices together.
@@ -135,6 +147,23 @@ class Drafter:
             counts[rows] *= DECAY
             # Later drafts share a place.
             np.add.at(counts, of_row, took_place)
+
+
+def _find_predicted(wanted: DraftRows, proposal: Proposal) -> None:
+    """Finds the rows whose drafts stand in what their request predicts, behind the same ids: there or elsewhere too."""
+    for place, kept in enumerate(proposal.kept.tolist()):
+        text, num_found = wanted.predicted[kept], proposal.num_drafts[place] - proposal.num_forced[place]
+        if text is not None and num_found > 0:
+            begin = wanted.lengths[kept] - LEAST_MATCH
+            run = wanted.token_ids[wanted.rows[kept], begin : begin + LEAST_MATCH + num_found]
+            proposal.are_predicted[place] = _contains(text.tobytes(), run.tobytes(), run.itemsize)
+
+
+def _contains(text: bytes, run: bytes, item_size: int) -> bool:
+    at = text.find(run)
+    while at > 0 and at % item_size:
+        at = text.find(run, at + 1)
+    return at >= 0
 
 
 def _write_forced(wanted: DraftRows, grammars: Sequence[tuple[int, GrammarState]]) -> Integers:

@@ -130,6 +130,7 @@ class SequenceLists:
         self.allowed_token_ids = np.array(sequence.sampling.allowed_token_ids, np.int64)
         words = sequence.sampling.bad_token_sequences
         self.bad_words = BadWords(words, vocab_size) if words else None
+        self.may_draft = sequence.sampling.speculation is not False
         predicted = sequence.sampling.predicted_token_ids
         self.predicted_token_ids = np.array(predicted, np.int32) if predicted else None
         self.counts: PenaltyCounts | None = None

@@ -54,6 +54,7 @@ def make_result(
         rejected = {sequence_id for sequence_id, _ in forward_batch.rejections}
         skipped_ids = tuple(sequence_id for sequence_id in skipped_ids if sequence_id not in rejected)
         failures = (*failures, *forward_batch.rejections)
+    forced, predictions = _count_sources(forward_batch, sampled, dropped)
     return StepOutput(
         step.epoch,
         step.step_id,
@@ -71,7 +72,26 @@ def make_result(
         num_tokens=num_tokens,
         num_draft_tokens=0 if layout.runs is None else int(layout.runs.num_drafts.sum()),
         num_accepted_tokens=0 if sampled.counts is None else int(np.maximum(sampled.counts - 1, 0).sum()),
+        num_forced_tokens=forced[0],
+        num_accepted_forced_tokens=forced[1],
+        predictions=predictions,
     )
+
+
+def _count_sources(
+    forward_batch: ForwardBatch, sampled: Sampled, dropped: Flags
+) -> tuple[tuple[int, int], tuple[tuple[int, int, int], ...]]:
+    """Counts the drafts, and the right ones, that grammars force, and by sequence those that requests predict."""
+    runs, proposal = forward_batch.layout.runs, forward_batch.proposal
+    if runs is None or proposal is None or sampled.counts is None:
+        return (0, 0), ()
+    owners = np.flatnonzero(runs.num_drafts)
+    num_right = np.maximum(sampled.counts[owners] - 1, 0)
+    forced = int(proposal.num_forced.sum()), int(np.minimum(num_right, proposal.num_forced).sum())
+    counts = np.stack([proposal.num_drafts, num_right]) - proposal.num_forced
+    places = np.flatnonzero(proposal.are_predicted & ~dropped[owners])
+    ids = [forward_batch.layout.sampled.sequence_ids[owner] for owner in owners[places].tolist()]
+    return forced, tuple(zip(ids, *np.maximum(counts[:, places], 0).tolist(), strict=True))
 
 
 def _with_logprobs(requests: RowRequests, sampled: Sampled) -> tuple[int, ...]:

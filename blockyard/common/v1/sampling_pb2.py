@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"blockyard/common/v1/sampling.proto\x12\x13\x62lockyard.common.v1\"\xbb\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x46\n\nlogit_bias\x18\t \x03(\x0b\x32\x32.blockyard.common.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\r\x12\x11\n\tbad_words\x18\x0b \x03(\t\x12?\n\x13\x62\x61\x64_token_sequences\x18\x0c \x03(\x0b\x32\".blockyard.common.v1.TokenSequence\x12\x15\n\x08logprobs\x18\r \x01(\rH\x08\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\rH\t\x88\x01\x01\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12\"\n\x15thinking_token_budget\x18\x10 \x01(\rH\n\x88\x01\x01\x12<\n\x0fthinking_tokens\x18\x11 \x01(\x0b\x32#.blockyard.common.v1.ThinkingTokens\x12\x1b\n\x13predicted_token_ids\x18\x12 \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x18\n\x16_thinking_token_budget\"\x84\x01\n\x0eThinkingTokens\x12\x14\n\x0c\x65nd_token_id\x18\x01 \x01(\r\x12\x32\n\x06\x62\x65gins\x18\x02 \x03(\x0b\x32\".blockyard.common.v1.TokenSequence\x12\x0f\n\x07is_open\x18\x03 \x01(\x08\x12\x17\n\x0f\x62\x65gins_anywhere\x18\x04 \x01(\x08\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x87\x01\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12:\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\".blockyard.common.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"V\n\x08Logprobs\x12\x16\n\x0enum_candidates\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\r\n\x05ranks\x18\x04 \x03(\r\"n\n\x0ePromptLogprobs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\"\xc0\x01\n\x0cStopCriteria\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x1e\n\x16include_stop_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"x\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x03 \x01(\r\x12\x1a\n\x12num_virtual_tokens\x18\x04 \x01(\r*\x81\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x42N\n\x17\x64\x65v.blockyard.common.v1P\x01Z1blockyard.dev/protos/blockyard/common/v1;commonv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"blockyard/common/v1/sampling.proto\x12\x13\x62lockyard.common.v1\"\xe5\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x46\n\nlogit_bias\x18\t \x03(\x0b\x32\x32.blockyard.common.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\r\x12\x11\n\tbad_words\x18\x0b \x03(\t\x12?\n\x13\x62\x61\x64_token_sequences\x18\x0c \x03(\x0b\x32\".blockyard.common.v1.TokenSequence\x12\x15\n\x08logprobs\x18\r \x01(\rH\x08\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\rH\t\x88\x01\x01\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12\"\n\x15thinking_token_budget\x18\x10 \x01(\rH\n\x88\x01\x01\x12<\n\x0fthinking_tokens\x18\x11 \x01(\x0b\x32#.blockyard.common.v1.ThinkingTokens\x12\x1b\n\x13predicted_token_ids\x18\x12 \x03(\r\x12\x18\n\x0bspeculation\x18\x13 \x01(\x08H\x0b\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x18\n\x16_thinking_token_budgetB\x0e\n\x0c_speculation\"\x84\x01\n\x0eThinkingTokens\x12\x14\n\x0c\x65nd_token_id\x18\x01 \x01(\r\x12\x32\n\x06\x62\x65gins\x18\x02 \x03(\x0b\x32\".blockyard.common.v1.TokenSequence\x12\x0f\n\x07is_open\x18\x03 \x01(\x08\x12\x17\n\x0f\x62\x65gins_anywhere\x18\x04 \x01(\x08\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x87\x01\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12:\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\".blockyard.common.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"V\n\x08Logprobs\x12\x16\n\x0enum_candidates\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\r\n\x05ranks\x18\x04 \x03(\r\"n\n\x0ePromptLogprobs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\"\xc0\x01\n\x0cStopCriteria\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x1e\n\x16include_stop_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\xb2\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x03 \x01(\r\x12\x1a\n\x12num_virtual_tokens\x18\x04 \x01(\r\x12\x38\n\nprediction\x18\x05 \x01(\x0b\x32$.blockyard.common.v1.PredictionUsage\"K\n\x0fPredictionUsage\x12\x1b\n\x13num_accepted_tokens\x18\x01 \x01(\r\x12\x1b\n\x13num_rejected_tokens\x18\x02 \x01(\r*\x81\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x42N\n\x17\x64\x65v.blockyard.common.v1P\x01Z1blockyard.dev/protos/blockyard/common/v1;commonv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,26 +34,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\027dev.blockyard.common.v1P\001Z1blockyard.dev/protos/blockyard/common/v1;commonv1'
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_EARLYSTOPPING']._serialized_start=1716
-  _globals['_EARLYSTOPPING']._serialized_end=1845
-  _globals['_FINISHREASON']._serialized_start=1848
-  _globals['_FINISHREASON']._serialized_end=1993
+  _globals['_EARLYSTOPPING']._serialized_start=1894
+  _globals['_EARLYSTOPPING']._serialized_end=2023
+  _globals['_FINISHREASON']._serialized_start=2026
+  _globals['_FINISHREASON']._serialized_end=2171
   _globals['_SAMPLINGPARAMS']._serialized_start=60
-  _globals['_SAMPLINGPARAMS']._serialized_end=887
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=659
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=707
-  _globals['_THINKINGTOKENS']._serialized_start=890
-  _globals['_THINKINGTOKENS']._serialized_end=1022
-  _globals['_TOKENSEQUENCE']._serialized_start=1024
-  _globals['_TOKENSEQUENCE']._serialized_end=1058
-  _globals['_BEAMSEARCH']._serialized_start=1061
-  _globals['_BEAMSEARCH']._serialized_end=1196
-  _globals['_LOGPROBS']._serialized_start=1198
-  _globals['_LOGPROBS']._serialized_end=1284
-  _globals['_PROMPTLOGPROBS']._serialized_start=1286
-  _globals['_PROMPTLOGPROBS']._serialized_end=1396
-  _globals['_STOPCRITERIA']._serialized_start=1399
-  _globals['_STOPCRITERIA']._serialized_end=1591
-  _globals['_USAGE']._serialized_start=1593
-  _globals['_USAGE']._serialized_end=1713
+  _globals['_SAMPLINGPARAMS']._serialized_end=929
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=685
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=733
+  _globals['_THINKINGTOKENS']._serialized_start=932
+  _globals['_THINKINGTOKENS']._serialized_end=1064
+  _globals['_TOKENSEQUENCE']._serialized_start=1066
+  _globals['_TOKENSEQUENCE']._serialized_end=1100
+  _globals['_BEAMSEARCH']._serialized_start=1103
+  _globals['_BEAMSEARCH']._serialized_end=1238
+  _globals['_LOGPROBS']._serialized_start=1240
+  _globals['_LOGPROBS']._serialized_end=1326
+  _globals['_PROMPTLOGPROBS']._serialized_start=1328
+  _globals['_PROMPTLOGPROBS']._serialized_end=1438
+  _globals['_STOPCRITERIA']._serialized_start=1441
+  _globals['_STOPCRITERIA']._serialized_end=1633
+  _globals['_USAGE']._serialized_start=1636
+  _globals['_USAGE']._serialized_end=1814
+  _globals['_PREDICTIONUSAGE']._serialized_start=1816
+  _globals['_PREDICTIONUSAGE']._serialized_end=1891
 # @@protoc_insertion_point(module_scope)

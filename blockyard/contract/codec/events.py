@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.contract.codec.sampling import decode_reason, encode_reason
+from blockyard.contract.codec.sampling import decode_prediction, decode_reason, encode_prediction, encode_reason
 from blockyard.contract.events import (
     Accepted,
     Delta,
@@ -154,12 +154,17 @@ def encode_usage(usage: Usage) -> sampling_pb2.Usage:
         num_cached_tokens=usage.num_cached_tokens,
         num_completion_tokens=usage.num_completion_tokens,
         num_virtual_tokens=usage.num_virtual_tokens,
+        prediction=None if usage.prediction is None else encode_prediction(usage.prediction),
     )
 
 
 def decode_usage(message: sampling_pb2.Usage) -> Usage:
     return Usage(
-        message.num_prompt_tokens, message.num_cached_tokens, message.num_completion_tokens, message.num_virtual_tokens
+        message.num_prompt_tokens,
+        message.num_cached_tokens,
+        message.num_completion_tokens,
+        message.num_virtual_tokens,
+        decode_prediction(message.prediction) if message.HasField("prediction") else None,
     )
 
 

@@ -27,7 +27,7 @@ from blockyard.contract.codec.scheduling import (
     encode_error,
     encode_record,
 )
-from blockyard.contract.sampling import FinishReason
+from blockyard.contract.sampling import FinishReason, PredictionUsage
 from blockyard.contract.scheduling import (
     Acceptance,
     Ending,
@@ -125,6 +125,10 @@ def _encode_update(update: TokenUpdate) -> scheduler_pb2.AttachResponse:
         message.pooled_sequence_ids.extend([sequence_id for sequence_id, _ in update.pooled])
         sizes, message.pooled_values = join_values([values for _, values in update.pooled])
         message.pooled_sizes.extend(sizes)
+    if update.predictions:
+        message.predicted_sequence_ids.extend([sequence_id for sequence_id, _ in update.predictions])
+        message.num_accepted_predictions.extend([each.num_accepted_tokens for _, each in update.predictions])
+        message.num_rejected_predictions.extend([each.num_rejected_tokens for _, each in update.predictions])
     return message
 
 
@@ -137,7 +141,13 @@ def _decode_update(message: scheduler_pb2.AttachResponse) -> TokenUpdate:
         logprobs=list(zip(message.logprob_sequence_ids, split_logprobs(message.logprobs), strict=True)),
         prompt_logprobs=[(each.sequence_id, split_prompt_logprobs(each)) for each in message.prompt_logprobs],
         pooled=_decode_pooled(message) if message.pooled_sequence_ids else [],
+        predictions=_decode_predictions(message) if message.predicted_sequence_ids else [],
     )
+
+
+def _decode_predictions(message: scheduler_pb2.AttachResponse) -> list[tuple[int, PredictionUsage]]:
+    counts = map(PredictionUsage, message.num_accepted_predictions, message.num_rejected_predictions)
+    return list(zip(message.predicted_sequence_ids, counts, strict=True))
 
 
 def _decode_pooled(message: scheduler_pb2.AttachResponse) -> list[tuple[int, bytes]]:

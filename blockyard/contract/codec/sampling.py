@@ -17,6 +17,7 @@ from blockyard.contract.sampling import (
     Candidates,
     EarlyStopping,
     FinishReason,
+    PredictionUsage,
     PromptPiece,
     SamplingParams,
     StopCriteria,
@@ -30,7 +31,7 @@ _REASONS = EnumCodec(FinishReason, sampling_pb2.FinishReason.items(), "FINISH_RE
 EARLY_STOPPING = EnumCodec(
     EarlyStopping, sampling_pb2.EarlyStopping.items(), "EARLY_STOPPING_", zero=EarlyStopping.HEURISTIC
 )
-_OPTIONAL: tuple[Any, ...] = (*NUMBERS, "seed", "logprobs", "prompt_logprobs", "thinking_token_budget")
+_OPTIONAL: tuple[Any, ...] = (*NUMBERS, "seed", "logprobs", "prompt_logprobs", "thinking_token_budget", "speculation")
 
 
 def encode_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason.ValueType:
@@ -69,6 +70,14 @@ def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
         thinking_tokens=_decode_thinking(message.thinking_tokens) if message.HasField("thinking_tokens") else None,
         predicted_token_ids=tuple(message.predicted_token_ids[:]),
     )
+
+
+def encode_prediction(prediction: PredictionUsage) -> sampling_pb2.PredictionUsage:
+    return sampling_pb2.PredictionUsage(**prediction._asdict())
+
+
+def decode_prediction(message: sampling_pb2.PredictionUsage) -> PredictionUsage:
+    return PredictionUsage(message.num_accepted_tokens, message.num_rejected_tokens)
 
 
 def _encode_sequences(sequences: Iterable[Iterable[int]]) -> list[sampling_pb2.TokenSequence]:

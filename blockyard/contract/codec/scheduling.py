@@ -14,9 +14,11 @@ from blockyard.contract.codec.pooling import (
 )
 from blockyard.contract.codec.sampling import (
     decode_beams,
+    decode_prediction,
     decode_reason,
     decode_sampling,
     encode_beams,
+    encode_prediction,
     encode_reason,
     encode_sampling,
     join_logprobs,
@@ -133,6 +135,7 @@ def encode_record(record: SequenceRecord) -> scheduler_pb2.SequenceTranscript:
         score=record.score,
         error=encode_error(record.error) if record.error else None,
         pooled_values=record.pooled_values,
+        prediction=None if record.prediction is None else encode_prediction(record.prediction),
     )
 
 
@@ -144,6 +147,7 @@ def decode_record(message: scheduler_pb2.SequenceTranscript) -> SequenceRecord:
         score=message.score if message.HasField("score") else None,
         error=decode_error(message.error) if message.HasField("error") else None,
         pooled_values=message.pooled_values,
+        prediction=decode_prediction(message.prediction) if message.HasField("prediction") else None,
     )
 
 

@@ -432,6 +432,7 @@ class SequenceTranscript(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     POOLED_VALUES_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     finish_reason: _sampling_pb2.FinishReason.ValueType
     """Why the sequence ended; unspecified while it runs."""
     score: _builtins.float
@@ -450,6 +451,10 @@ class SequenceTranscript(_message.Message):
     def error(self) -> _status_pb2.Status:
         """The error, if the finish reason is ERROR."""
 
+    @_builtins.property
+    def prediction(self) -> _sampling_pb2.PredictionUsage:
+        """What became of the drafts that the request's predicted_token_ids say; absent: there were none."""
+
     def __init__(
         self,
         *,
@@ -459,10 +464,11 @@ class SequenceTranscript(_message.Message):
         score: _builtins.float | None = ...,
         error: _status_pb2.Status | None = ...,
         pooled_values: _builtins.bytes = ...,
+        prediction: _sampling_pb2.PredictionUsage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "logprobs", b"logprobs", "score", b"score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "logprobs", b"logprobs", "prediction", b"prediction", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "pooled_values", b"pooled_values", "score", b"score", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "pooled_values", b"pooled_values", "prediction", b"prediction", "score", b"score", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -569,6 +575,9 @@ class AttachResponse(_message.Message):
     POOLED_VALUES_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    PREDICTED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_PREDICTIONS_FIELD_NUMBER: _builtins.int
+    NUM_REJECTED_PREDICTIONS_FIELD_NUMBER: _builtins.int
     pooled_values: _builtins.bytes
     """The values of all pooled_sequence_ids, one sequence after the other: float32, little-endian."""
     @_builtins.property
@@ -657,6 +666,20 @@ class AttachResponse(_message.Message):
         with the weights of the latest facts.
         """
 
+    @_builtins.property
+    def predicted_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences with drafts that their predicted_token_ids say, since the last message; one may appear several times, and
+        its last entry counts.
+        """
+
+    @_builtins.property
+    def num_accepted_predictions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of predicted_sequence_ids, the number of such drafts that were right so far."""
+
+    @_builtins.property
+    def num_rejected_predictions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of predicted_sequence_ids, the number of such drafts that were wrong so far."""
+
     def __init__(
         self,
         *,
@@ -682,10 +705,13 @@ class AttachResponse(_message.Message):
         pooled_values: _builtins.bytes = ...,
         loras: Global___LoraAdapters | None = ...,
         weights: _abc.Iterable[Global___RequestWeights] | None = ...,
+        predicted_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_accepted_predictions: _abc.Iterable[_builtins.int] | None = ...,
+        num_rejected_predictions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "logprobs", b"logprobs", "loras", b"loras", "readiness", b"readiness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "loras", b"loras", "num_cached_tokens", b"num_cached_tokens", "pooled_sequence_ids", b"pooled_sequence_ids", "pooled_sizes", b"pooled_sizes", "pooled_values", b"pooled_values", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_failures", b"sequence_failures", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "loras", b"loras", "num_accepted_predictions", b"num_accepted_predictions", "num_cached_tokens", b"num_cached_tokens", "num_rejected_predictions", b"num_rejected_predictions", "pooled_sequence_ids", b"pooled_sequence_ids", "pooled_sizes", b"pooled_sizes", "pooled_values", b"pooled_values", "predicted_sequence_ids", b"predicted_sequence_ids", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_failures", b"sequence_failures", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2017,6 +2017,11 @@ class ExecuteModelResponse(_message.Message):
     POOLED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     POOLED_SIZES_FIELD_NUMBER: _builtins.int
     POOLED_VALUES_FIELD_NUMBER: _builtins.int
+    NUM_FORCED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_FORCED_TOKENS_FIELD_NUMBER: _builtins.int
+    PREDICTED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    NUM_PREDICTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_PREDICTED_TOKENS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the request."""
     step_id: _builtins.int
@@ -2040,6 +2045,10 @@ class ExecuteModelResponse(_message.Message):
     """Number of drafts that were right."""
     pooled_values: _builtins.bytes
     """The values of all pooled_sequence_ids, one sequence after the other: float32, little-endian."""
+    num_forced_tokens: _builtins.int
+    """Of the tokens that were drafted, those that a grammar forces."""
+    num_accepted_forced_tokens: _builtins.int
+    """Of these, the ones that were right."""
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sampled sequences, in the order of the request."""
@@ -2106,6 +2115,18 @@ class ExecuteModelResponse(_message.Message):
     def pooled_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each of pooled_sequence_ids, the number of its values in pooled_values."""
 
+    @_builtins.property
+    def predicted_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequences of sequence_ids with drafts that their predicted_token_ids say."""
+
+    @_builtins.property
+    def num_predicted_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of predicted_sequence_ids, the number of such drafts."""
+
+    @_builtins.property
+    def num_accepted_predicted_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of predicted_sequence_ids, how many of these were right."""
+
     def __init__(
         self,
         *,
@@ -2131,10 +2152,15 @@ class ExecuteModelResponse(_message.Message):
         pooled_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         pooled_sizes: _abc.Iterable[_builtins.int] | None = ...,
         pooled_values: _builtins.bytes = ...,
+        num_forced_tokens: _builtins.int = ...,
+        num_accepted_forced_tokens: _builtins.int = ...,
+        predicted_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_predicted_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        num_accepted_predicted_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "logprobs", b"logprobs", "refusal", b"refusal", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "beam_sequence_ids", b"beam_sequence_ids", "draining", b"draining", "epoch", b"epoch", "failures", b"failures", "input_digest", b"input_digest", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_tokens", b"num_tokens", "output_digest", b"output_digest", "pooled_sequence_ids", b"pooled_sequence_ids", "pooled_sizes", b"pooled_sizes", "pooled_values", b"pooled_values", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "beam_sequence_ids", b"beam_sequence_ids", "draining", b"draining", "epoch", b"epoch", "failures", b"failures", "input_digest", b"input_digest", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "num_accepted_forced_tokens", b"num_accepted_forced_tokens", "num_accepted_predicted_tokens", b"num_accepted_predicted_tokens", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_forced_tokens", b"num_forced_tokens", "num_predicted_tokens", b"num_predicted_tokens", "num_tokens", b"num_tokens", "output_digest", b"output_digest", "pooled_sequence_ids", b"pooled_sequence_ids", "pooled_sizes", b"pooled_sizes", "pooled_values", b"pooled_values", "predicted_sequence_ids", b"predicted_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

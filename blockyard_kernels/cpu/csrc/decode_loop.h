@@ -320,7 +320,7 @@ class DecodeLoop {
         const Inputs inputs{
             num_runs, counts_.data(), lengths_.data(), tables_.data(), widest, num_tokens_, chosen_.data(),
             is_plain_ ? nullptr : logits_.get(), best_.data(), best_values_.data(), finite_.data(),
-            rows_.plan_positions, nullptr};
+            rows_.plan_positions, nullptr, nullptr, 0};
         executor_->run(rows_.ops, (int)rows_.num_ops, inputs);
     }
 

@@ -21,7 +21,7 @@ from blockyard.contract.events import (
     TokenLogprobs,
     join_calls,
 )
-from blockyard.contract.sampling import FinishReason
+from blockyard.contract.sampling import FinishReason, PredictionUsage
 from gateway.fronts.http_calls.streaming import encode_json
 from gateway.fronts.openai import logprobs as shapes
 from gateway.fronts.openai.errors import make_error_fields
@@ -66,6 +66,7 @@ class Tally:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_virtual_tokens: int = 0
+    prediction: PredictionUsage | None = None
     # The completion tokens of each choice, and the pieces of its reasoning.
     num_tokens: dict[int, int] = field(default_factory=dict[int, int])
     reasoning: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict[int, list[str]](list))
@@ -76,6 +77,8 @@ class Tally:
 
     def add_choice(self, number: int, finished: Finished) -> None:
         self.num_tokens[number] = finished.usage.num_completion_tokens
+        if finished.usage.prediction is not None:
+            self.prediction = (self.prediction or PredictionUsage()).plus(*finished.usage.prediction)
         if finished.index == 0:
             self.num_cached_tokens += finished.usage.num_cached_tokens
             self.num_virtual_tokens += finished.usage.num_virtual_tokens
@@ -84,9 +87,15 @@ class Tally:
         details = {"cached_tokens": self.num_cached_tokens}
         if self.num_virtual_tokens:
             details["virtual_tokens"] = self.num_virtual_tokens
-        fields = {"prompt_tokens_details": details}
+        completion_details: dict[str, int] = {}
         if num_reasoning_tokens := self._num_reasoning_tokens():
-            fields["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+            completion_details["reasoning_tokens"] = num_reasoning_tokens
+        if self.prediction is not None:
+            completion_details["accepted_prediction_tokens"] = self.prediction.num_accepted_tokens
+            completion_details["rejected_prediction_tokens"] = self.prediction.num_rejected_tokens
+        fields = {"prompt_tokens_details": details}
+        if completion_details:
+            fields["completion_tokens_details"] = completion_details
         return self.usage_so_far() | fields
 
     def _num_reasoning_tokens(self) -> int:

@@ -180,6 +180,7 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
             logit_bias=body.logit_bias or {},
             allowed_token_ids=tuple(body.allowed_token_ids or ()),
             predicted_token_ids=tuple(body.predicted_token_ids or ()),
+            speculation=body.speculation,
             bad_words=tuple(body.bad_words or ()),
             prompt_logprobs=body.prompt_logprobs,
             thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+from operator import sub
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.sampling import FinishReason
+from blockyard.contract.sampling import FinishReason, PredictionUsage
 from blockyard.contract.scheduling import Prefill, SequenceError
 from scheduler_service.core.sequence import Sequence, SequenceStatus
 from scheduler_service.core.values import OwnerUpdate, StepResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from scheduler_service.core.blocks.block_manager import BlockManager
     from scheduler_service.core.live_groups import LiveGroups, Totals
@@ -20,13 +22,12 @@ if TYPE_CHECKING:
 class Answers:
     """Applies answers, each of which was checked against its step."""
 
-    __slots__ = ("_blocks", "_live", "_may_draft", "_totals")
+    __slots__ = ("_blocks", "_live", "_totals")
 
-    def __init__(self, live: LiveGroups, blocks: BlockManager, totals: Totals, *, may_draft: bool) -> None:
+    def __init__(self, live: LiveGroups, blocks: BlockManager, totals: Totals) -> None:
         self._live = live
         self._blocks = blocks
         self._totals = totals
-        self._may_draft = may_draft
 
     def take(self, step: StepInFlight, sampled: list[Sequence], result: StepResult) -> dict[str, OwnerUpdate]:
         """Applies one answer. `sampled`: the sequences that got its tokens. Returns the update of each owner."""
@@ -39,14 +40,15 @@ class Answers:
         # Before the tokens, since a token may end the request that the prompt belongs to.
         for sequence_id, piece in result.prompt_logprobs:
             self._take_prompt_logprobs(step, sequence_id, piece, updates)
+        if result.predictions:
+            self._count_predictions(step, result, updates)
         lengths = [(sequence, len(sequence.token_ids)) for sequence in sampled] if result.logprobs else []
-        if result.num_tokens.count(1) < len(result.num_tokens):
-            runs = zip(sampled, result.num_tokens, strict=True)
-            sampled = [sequence for sequence, num_tokens in runs for _ in range(num_tokens)]
-        self._take_tokens(sampled, result.token_ids, updates)
-        for sequence in step.sampled if self._may_draft else ():
-            if sequence.num_in_flight:
-                sequence.settle(1 + step.drafts.get(sequence, 0))
+        if step.drafts:
+            counts = result.num_tokens or (1,) * len(sampled)
+            self._take_tokens(chain.from_iterable(map(repeat, sampled, counts)), result.token_ids, updates)
+            _take_back(sampled, step.find_drafts(sampled), counts)
+        else:
+            self._take_tokens(sampled, result.token_ids, updates)
         if step.pooled:
             self._take_pooled(step.pooled, dict(result.pooled), updates)
         if step.beams:
@@ -79,7 +81,7 @@ class Answers:
             self._blocks.publish(sequence)
 
     def _take_tokens(
-        self, sequences: list[Sequence], token_ids: tuple[int, ...], updates: dict[str, OwnerUpdate]
+        self, sequences: Iterable[Sequence], token_ids: tuple[int, ...], updates: dict[str, OwnerUpdate]
     ) -> None:
         """Appends one token to each sequence; one that comes several times gets several. The hot loop.
 
@@ -110,6 +112,16 @@ class Answers:
             elif length + 1 >= sequence.max_length:
                 self._live.finish(sequence, FinishReason.LENGTH, update)
         self._totals.num_completion_tokens += num_taken
+
+    def _count_predictions(self, step: StepInFlight, result: StepResult, updates: dict[str, OwnerUpdate]) -> None:
+        """Counts what was drafted by what requests predict. The owner is told beside the tokens that it brought."""
+        by_id = dict(zip(step.sampled_ids, step.sampled, strict=True))
+        for sequence_id, num_drafted, num_accepted in result.predictions:
+            sequence = by_id[sequence_id]
+            if sequence.status is not SequenceStatus.FINISHED:
+                before = sequence.prediction or PredictionUsage()
+                sequence.prediction = now = before.plus(num_accepted, num_drafted - num_accepted)
+                updates.setdefault(sequence.owner, OwnerUpdate()).predictions.append((sequence_id, now))
 
     def _take_logprobs(
         self,
@@ -173,3 +185,15 @@ class Answers:
         for sequence in step.sequences:
             if sequence.sequence_id in errors and sequence.status is not SequenceStatus.FINISHED:
                 self._live.fail_sequence(sequence, errors[sequence.sequence_id], updates)
+
+
+def _take_back(sampled: list[Sequence], drafts: tuple[int, ...], counts: tuple[int, ...]) -> None:
+    """Takes back what a step might have brought and did not. A sequence that has started over has no such tokens.
+
+    It cannot run again before this answer, since a sequence in flight does not begin.
+    """
+    running, swapped = SequenceStatus.RUNNING, SequenceStatus.SWAPPED
+    for sequence, num_wrong in zip(sampled, map(sub, drafts, counts), strict=True):
+        # -1: all are right.
+        if num_wrong >= 0 and (sequence.status is running or sequence.status is swapped):
+            sequence.num_scheduled -= num_wrong + 1

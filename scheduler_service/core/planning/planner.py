@@ -6,7 +6,8 @@ block lists of V0 (swap out, swap in, copy).
 
 from __future__ import annotations
 
-from itertools import chain
+from functools import lru_cache
+from itertools import chain, compress
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,6 @@ class Planner:
     __slots__ = (
         "_blocks",
         "_config",
-        "_last_draft_step_id",
         "_oldest_in_flight",
         "_queues",
         "_step_time",
@@ -61,7 +61,6 @@ class Planner:
         self._blocks = blocks
         self._step_time = costs.step_time
         self._oldest_in_flight = 0
-        self._last_draft_step_id = 0
         self.pace = Pace(config.max_draft_rows)
         self.loras = LoraSlots(config.max_loras, config.lora_patience_seconds, queues)
         self.preemption = Preemption(config, queues, blocks, costs)
@@ -145,13 +144,10 @@ class Planner:
                 continue
             position = sequence.num_scheduled
             if position + 1 >= sequence.max_length:
-                if sequence.has_last_in_flight:
-                    continue
-                # Drafts in flight may be wrong, so that a token is missing; it needs no more room than they do.
-            elif position == sequence.grow_at and not self.preemption.make_room(sequence, step):
+                continue  # its last token is in flight
+            if position == sequence.grow_at and not self.preemption.make_room(sequence, step):
                 break  # no sequence behind it had a block to give, so it was preempted itself
-            else:
-                sequence.num_scheduled = position + 1
+            sequence.num_scheduled = position + 1
             sequence.last_step_id = step_id
             add_row(sequence)
         step.add_decodes(rows)
@@ -161,40 +157,50 @@ class Planner:
     def _allow_drafts(self, step: StepBuilder) -> None:
         """Lets the worker draft for decodes, with what is left of tokens, rows and blocks: nobody gives way for it.
 
-        All get equal parts, and in each step another one is the first. A suspect drafts nothing.
+        A suspect drafts nothing.
         """
-        config, drafts = self._config, step.drafts
-        num_places = step.num_decodes
-        num_left = min(config.max_draft_rows, step.num_tokens_left) if num_places else 0
+        config = self._config
         prices: tuple[int, ...] = ()
+        num_rows = config.max_draft_rows
         if config.prices_drafts:
-            prices = self.pace.find_prices(num_places)
-            num_left = min(num_left, len(prices))
-        if num_left:
-            num_spare = max(self._blocks.num_watermark, len(self._queues.running) * self._blocks.num_groups)
-            first = step.step_id % num_places
-            for place in chain(range(first, num_places), range(first)):
-                if not num_left:
-                    break
-                share = -(-num_left // num_places)
-                num_places -= 1
-                sequence = step.rows[place]
-                most = min(sequence.max_length - 1 - sequence.num_scheduled, config.max_draft_tokens, share)
-                if most <= 0 or sequence.group.beams or sequence.group in self.suspects.num_outputs:
-                    continue
-                if sequence.num_scheduled + most > sequence.grow_at:
-                    most = self._blocks.extend(sequence, most, num_spare, step)
-                if most:
-                    sequence.allow_drafts(most)
-                    drafts[sequence] = most
-                    num_left -= most
-        if drafts:
-            step.draft_prices = prices
-            self._last_draft_step_id = step.step_id
-        if self._last_draft_step_id >= self._oldest_in_flight:
-            for sequence in step.sampled:
-                if sequence.num_in_flight and sequence not in drafts:
-                    sequence.count_on(1)
+            if step.step_id % self.pace.period:
+                return
+            prices = self.pace.find_prices(len(step.rows))
+            num_rows = len(prices)
+        if num_rows > step.num_tokens_left:
+            num_rows = step.num_tokens_left
+        if num_rows <= 0 or not step.num_decodes:
+            return
+        drafts = _share_rows(num_rows, step.num_decodes, step.step_id % step.num_decodes, config.max_draft_tokens)
+        suspects = self.suspects.num_outputs
+        if suspects:
+            pairs = zip(step.sampled, drafts, strict=False)
+            drafts = tuple([0 if sequence.group in suspects else most for sequence, most in pairs])
+        num_steps = config.max_steps_in_flight
+        for sequence, most in compress(zip(step.sampled, drafts, strict=False), drafts):
+            end = sequence.num_scheduled + most
+            if end > sequence.grow_at or end + num_steps > sequence.max_length:
+                fitting = self._limit_drafts(sequence, most, step)
+                if fitting < most:
+                    place = step.sampled.index(sequence)
+                    drafts = (*drafts[:place], fitting, *drafts[place + 1 :])
+                    end = sequence.num_scheduled + fitting
+            sequence.num_scheduled = end
+        if any(drafts):
+            step.drafts, step.draft_prices = drafts, prices
+
+    def _limit_drafts(self, sequence: Sequence, num_drafts: int, step: StepBuilder) -> int:
+        """Returns for how many drafts a sequence has room before its end, with blocks that others can do without.
+
+        Before its end it keeps the room of a token for each further step: if all these drafts are wrong, the steps that
+        are sent before that is known have something to compute.
+        """
+        last = sequence.max_length - self._config.max_steps_in_flight
+        num_drafts = max(min(num_drafts, last - sequence.num_scheduled), 0)
+        if sequence.num_scheduled + num_drafts <= sequence.grow_at:
+            return num_drafts
+        num_spare = max(self._blocks.num_watermark, len(self._queues.running) * self._blocks.num_groups)
+        return self._blocks.extend(sequence, num_drafts, num_spare, step)
 
     def _schedule_share(self, step: StepBuilder, num_shares: int) -> None:
         """Gives one token to each decode of one virtual engine, and sends the worker the token before it."""
@@ -374,3 +380,13 @@ def _cut(num_left: int, num_free: int, config: CoreConfig) -> int:
     if config.whole_prompts:
         return num_left if num_free == num_left else 0
     return min(num_free, config.max_prefill_chunk or num_free)
+
+
+@lru_cache(maxsize=1024)
+def _share_rows(num_rows: int, num_decodes: int, first: int, most: int) -> tuple[int, ...]:
+    """Returns how many rows each decode gets, at most `most`: equal parts, and what is left from the `first` one on."""
+    share, num_more = divmod(num_rows, num_decodes)
+    if share >= most:
+        return (most,) * num_decodes
+    rows = [share + 1] * num_more + [share] * (num_decodes - num_more)
+    return (*rows[num_decodes - first :], *rows[: num_decodes - first])

@@ -93,6 +93,15 @@ def check_drafts(num_drafted: int, num_accepted: int, limits: AnswerLimits) -> N
         require(holds, f"{num_accepted} of {num_drafted} drafts were right, and a step has {limits.max_draft_rows}")
 
 
+def check_sources(total: tuple[int, int], parts: Sequence[tuple[int, int]]) -> None:
+    """Checks (drafts, right ones) of some sources against those of all: right ones, and wrong ones."""
+    num_right = sum(accepted for _, accepted in parts)
+    num_wrong = sum(drafted - accepted for drafted, accepted in parts)
+    holds = all(accepted <= drafted for drafted, accepted in parts)
+    holds = holds and num_right <= total[1] and num_wrong <= total[0] - total[1]
+    require(holds, f"{num_right} and {num_wrong} drafts of some sources were right and wrong, of {total} in all")
+
+
 def check_turn(epoch: int, step_id: int, due_epoch: int, due_step_id: int) -> None:
     """Raises WrongAnswer for an answer that is not the one that is due."""
     if epoch != due_epoch or step_id != due_step_id:

@@ -84,6 +84,7 @@ _SAMPLING = [
     harmless("sampling.allowed_token_ids", [1]),
     Row("sampling.predicted_token_ids", FOREIGN_IDS, WORKER),
     harmless("sampling.predicted_token_ids", [1]),
+    harmless("sampling.speculation", False),
     harmless("sampling.bad_words", ["", "no"]),
     Row("sampling.bad_token_sequences.token_ids", (*FOREIGN_IDS, []), WORKER),
     Row("sampling.logprobs", (21, MAX_UINT32), WORKER),

@@ -19,15 +19,16 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
 
 from blockyard import AsyncClient, RetryPolicy
+from blockyard.contract.sampling import PredictionUsage
 from tests.kit.chaos import rank_faults
-from tests.kit.chaos.chaos_requests import make_requests
+from tests.kit.chaos.chaos_requests import TOKEN_IDS, make_requests
 from tests.kit.chaos.fault_schedule import Kind, Rates, Strike, make_schedule
 from tests.kit.kernels.late_worker import DEPTH_VARIABLE
 from tests.kit.oracles.answers import Known, noted_losses, run_alone
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from blockyard.admin.v1 import admin_pb2
+    from blockyard.client.results import GenerationOptions
     from tests.kit.oracles.transcript import Transcript
 
 # Small enough that requests are preempted, by swap and by recompute, while their workers die.
@@ -62,6 +64,7 @@ class Plan:
         num_requests: different ones, of which each stream takes one after another.
         num_clients: connections that the streams share.
         rates: of the strikes.
+        speculation: whether workers draft; empty: the seed decides.
     """
 
     seed: int = 1
@@ -70,6 +73,11 @@ class Plan:
     num_requests: int = 64
     num_clients: int = 8
     rates: Rates = field(default_factory=Rates)
+    speculation: str = ""
+
+    def __post_init__(self) -> None:
+        drawn = random.Random(f"{self.seed}/drafts").choice(("none", "auto"))
+        object.__setattr__(self, "speculation", self.speculation or drawn)
 
 
 @dataclass(slots=True)
@@ -85,6 +93,7 @@ class Report:
     num_resumes: int = 0
     num_recoveries: int = 0
     num_replayed_tokens: int = 0
+    prediction: PredictionUsage = field(default_factory=PredictionUsage)
     longest_first_token_seconds: float = 0.0
     longest_gap_seconds: float = 0.0
     longest_gap_at: float = 0.0
@@ -97,6 +106,7 @@ class Report:
         self.num_resumes += transcript.num_resumes
         self.num_tokens += transcript.num_tokens
         self.num_recoveries += len(transcript.recoveries)
+        self.prediction = self.prediction.plus(*transcript.prediction)
         self.num_replayed_tokens += sum(recovered.num_replayed_tokens for recovered in transcript.recoveries)
         self.longest_first_token_seconds = max(self.longest_first_token_seconds, transcript.first_token_seconds)
         if transcript.longest_gap_seconds > self.longest_gap_seconds:
@@ -107,7 +117,9 @@ class Report:
         strikes = ", ".join(f"{count} x {what}" for what, count in sorted(self.strikes.items()))
         deaths = ", ".join(f"{name} {count}" for name, count in self.deaths.items())
         lines = [
-            f"seed {self.plan.seed}, {self.plan.seconds:g} s, {self.plan.num_streams} streams at a time",
+            f"seed {self.plan.seed}, {self.plan.seconds:g} s, {self.plan.num_streams} streams at a time, "
+            f"speculation {self.plan.speculation}",
+            f"drafts by predictions: {sum(self.prediction)}, right: {self.prediction.num_accepted_tokens}",
             f"strikes: {strikes or 'none'}",
             f"deaths: {deaths}",
             f"streams finished: {self.num_streams}, tokens: {self.num_tokens}, resumed by clients: {self.num_resumes}",
@@ -136,6 +148,10 @@ class ChaosRun:
         await self._cluster.wait_until_ready()
         async with AsyncClient(self._cluster.targets) as client:
             self._known = await run_alone(client, make_requests(self._plan.seed, self._plan.num_requests))
+        if self._plan.speculation != "none":
+            self._known = [
+                _predict(known, random.Random(f"{self._plan.seed}/{place}")) for place, known in enumerate(self._known)
+            ]
         await self._wait_until_idle()
         num_files = {name: self._cluster.num_open_files(name) for name in self._cluster.members}
         async with AsyncExitStack() as clients:
@@ -259,6 +275,16 @@ class ChaosRun:
                 self._fail(f"{name} has {now} open files, {count} before")
 
 
+def _predict(known: Known, draw: random.Random) -> Known:
+    """Has every second request predict its answer, a tenth of which is a lie."""
+    if known.request.number % 2:
+        return known
+    answer = known.answer.sequences[0].token_ids
+    predicted = [draw.choice(TOKEN_IDS) if draw.random() < 0.1 else token_id for token_id in answer]
+    options: GenerationOptions = {**known.request.options, "predicted_token_ids": predicted}
+    return replace(known, request=replace(known.request, options=options))
+
+
 async def _after(seconds: float, then: Callable[[], None]) -> None:
     await asyncio.sleep(seconds)
     then()
@@ -291,7 +317,7 @@ async def run_chaos(
     async with Cluster(
         model,
         folder,
-        scheduler_flags=(*POOLS, *scheduler_flags),
+        scheduler_flags=(*POOLS, "--speculation", plan.speculation, *scheduler_flags),
         with_links=True,
         replica_sizes=[tensor_parallel_size * pipeline_parallel_size] * 2,
         pipeline_parallel_size=pipeline_parallel_size,
@@ -309,10 +335,11 @@ def main() -> None:
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="of each of two replicas")
     parser.add_argument("--pipeline-parallel-size", type=int, default=1, help="of each of two replicas")
     parser.add_argument("--late-depth", type=int, help="workers launch so many steps ahead of a device that is late")
+    parser.add_argument("--speculation", default="", choices=("", "none", "auto"), help="default: the seed decides")
     parser.add_argument("--model", type=Path, help="a folder; default: a tiny model with random weights")
     parser.add_argument("--logs", type=Path, help="where the services' logs go; default: a new folder")
     arguments = parser.parse_args()
-    plan = Plan(arguments.seed, arguments.seconds, num_streams=arguments.streams)
+    plan = Plan(arguments.seed, arguments.seconds, num_streams=arguments.streams, speculation=arguments.speculation)
     folder: Path = arguments.logs or Path(tempfile.mkdtemp(prefix="chaos-"))
     begin = time.monotonic()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.events import Accepted, Delta, Finished, Loading, Recovered
+from blockyard.contract.sampling import PredictionUsage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
@@ -40,6 +41,7 @@ class Transcript:
         longest_gap_at: when that ended, by time.monotonic().
         num_resumes: times that the client read on elsewhere.
         is_accepted: whether the first event has come.
+        prediction: what became of drafts that the request predicts, in all sequences.
     """
 
     sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence])
@@ -49,6 +51,7 @@ class Transcript:
     longest_gap_at: float = 0.0
     num_resumes: int = 0
     is_accepted: bool = False
+    prediction: PredictionUsage = field(default_factory=PredictionUsage)
     _last_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -94,6 +97,7 @@ class Transcript:
     def _finish(self, finished: Finished) -> None:
         sequence = self.sequences.setdefault(finished.index, Sequence())
         assert sequence.end is None, f"sequence {finished.index} ends twice"
+        self.prediction = self.prediction.plus(*finished.usage.prediction or ())
         sequence.end = (finished.finish_reason, finished.matched_stop, finished.usage.num_completion_tokens)
 
 

@@ -204,6 +204,8 @@ async def test_drafts_are_counted_and_change_no_token(harness: Harness, settings
     seen = scrape(server)
     drafted, right = (seen.sum(f"blockyard_{name}_tokens_total", replica="0") for name in ("draft", "accepted"))
     assert drafted > right > 60
+    # This worker has neither grammars nor predictions.
+    assert seen.sum("blockyard_draft_tokens_total", replica="0", source="suffix") == drafted
     assert seen.sum("blockyard_generated_tokens_total") == 4 * 60
     assert seen.sum("blockyard_steps_total") < 60 + 10
 

@@ -124,6 +124,7 @@ class GenerationBody(NotServedYet, FormatShape):
 
     # Blockyard's own parameters.
     predicted_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
+    speculation: bool | None = None
     max_queue_time: float | None = None
     on_disconnect: Literal["abort", "keep"] | None = None
     on_update: Literal["continue", "fail"] | None = None

@@ -287,6 +287,15 @@ def test_bench(gateway: FakeGateway, capsys: Captured, tmp_path: Path, api: str)
     assert len(gateway.specs) + len(gateway.http_bodies) == 7
 
 
+@pytest.mark.parametrize("api", ["grpc", "http"])
+def test_bench_sends_edits_of_code(gateway: FakeGateway, api: str) -> None:
+    flags = ["--api", api, "--target", gateway.target, "--url", gateway.url, "--workload", "edits"]
+    assert run("bench", *flags, "--num-requests", "2", "--warmup", "0", "--output-tokens", "2") == 0
+    prompts = [spec.text for spec in gateway.specs] + [body["prompt"] for body in gateway.http_bodies]
+    assert len(set(prompts)) == 2
+    assert all("# Before:" in prompt for prompt in prompts)
+
+
 def test_bench_with_a_rate_and_a_duration(gateway: FakeGateway, capsys: Captured) -> None:
     flags = ["--rate", "100", "--duration", "0.3", "--warmup", "0", "--output-tokens", "2"]
     assert run("bench", "--target", gateway.target, *flags) == 0

@@ -30,6 +30,7 @@ from blockyard.contract.sampling import (
     Candidates,
     EarlyStopping,
     FinishReason,
+    PredictionUsage,
     PromptPiece,
     SamplingParams,
     ThinkingTokens,
@@ -77,6 +78,7 @@ SAMPLING = SamplingParams(
     thinking_token_budget=9,
     thinking_tokens=ThinkingTokens(5, ((6,), (7, 8)), is_open=True),
     predicted_token_ids=(4, 5),
+    speculation=False,
 )
 ADAPTER = Adapter(3, "a", "/loras/a", "ab" * 32, pinned=True, num_virtual_tokens=4)
 WHOLE = Submission(
@@ -103,7 +105,7 @@ WHOLE = Submission(
 ENTRIES = [Candidates([4, 5, 4], [-2.0, -0.5, -2.0], [2, 1, 2]), Candidates([6], [-1.5], [3])]
 FAILURE = SequenceError("NOT_FINITE", "row 3")
 RECORDS = [
-    SequenceRecord([4, 9], None, ENTRIES),
+    SequenceRecord([4, 9], None, ENTRIES, prediction=PredictionUsage(2, 1)),
     SequenceRecord([], FinishReason.LENGTH, [], score=-2.5),
     SequenceRecord([1], FinishReason.ERROR, [], error=FAILURE, pooled_values=b"1234"),
 ]
@@ -186,6 +188,7 @@ UPDATE = TokenUpdate(
     logprobs=list(zip([5, 4], ENTRIES, strict=True)),
     prompt_logprobs=[(4, PromptPiece(16, ENTRIES))],
     pooled=[(7, b"1234abcd"), (8, b"5678")],
+    predictions=[(2**40, PredictionUsage(3, 1)), (5, PredictionUsage())],
 )
 PROGRESS = Progress(
     FACTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from blockyard.client.asynchronous import AsyncClient
 from blockyard.errors import BlockyardError, Reason
+from blockyard.load.edits import draw_edits, read_edits
 from blockyard.load.load import (
     MAX_REJECTIONS,
     GrpcApi,
@@ -49,6 +51,19 @@ class Clock:
         self.num_inside -= 1
         if self.num_sent <= self._num_failures:
             raise self._error
+
+
+def test_edits_are_prompts_that_share_nothing_and_whose_answers_are_mostly_there() -> None:
+    edits = read_edits()
+    requests = list(itertools.islice(draw_edits(SHAPE, 5), 3 * len(edits)))
+    assert requests == list(itertools.islice(draw_edits(SHAPE, 5), 3 * len(edits)))
+    assert len({request.text[:10] for request in requests}) == len(requests)
+    assert all(2 <= request.num_output_tokens <= 4 for request in requests)
+    # Each edit comes once in a round.
+    first = {request.text.partition(": ")[2] for request in requests[: len(edits)]}
+    assert first == {edit.make_prompt(0).partition(": ")[2] for edit in edits}
+    lines = [(edit.before.splitlines(), edit.after.splitlines()) for edit in edits]
+    assert all(0.5 < SequenceMatcher(None, *each).ratio() < 1 for each in lines)
 
 
 async def test_a_closed_loop_has_so_many_clients() -> None:

@@ -12,7 +12,7 @@ import pytest
 from blockyard.contract.codec.scheduling import encode_submission
 from blockyard.contract.events import Accepted, Delta, Finished, Recovered, Usage
 from blockyard.contract.request import OnDisconnect
-from blockyard.contract.sampling import Candidates, FinishReason, SamplingParams, StopCriteria
+from blockyard.contract.sampling import Candidates, FinishReason, PredictionUsage, SamplingParams, StopCriteria
 from blockyard.contract.scheduling import (
     Abort,
     AbortReason,
@@ -93,6 +93,21 @@ async def test_a_scheduler_that_forgot_nothing_goes_on_where_it_is(core: Core) -
     for delta in (event for event in events if isinstance(event, Delta)):
         token_ids[delta.index] += delta.token_ids
     assert token_ids == {0: (20, 21, 22, 23), 1: (40, 41)}
+
+
+async def test_what_became_of_a_prediction_is_told_from_what_the_scheduler_knows(core: Core) -> None:
+    reader = await core.accepted(sampling=SamplingParams(predicted_token_ids=(20, 21)))
+    core.told(sequence_ids=[10, 10], token_ids=[20, 21], predictions=[(10, PredictionUsage(1, 3))])
+    core.lost()
+    core.attached()
+    again = core.link.adds[1]
+    [record] = again.resubmission.sequences if again.resubmission else ()
+    assert record.prediction == PredictionUsage(1, 3)
+    core.told(resumed=[resumed(again, SequenceRecord((20, 21, 22), prediction=PredictionUsage(2, 3)))])
+    core.told(sequence_ids=[50], token_ids=[23], predictions=[(50, PredictionUsage(2, 4)), (50, PredictionUsage(2, 5))])
+    core.tokens(50, 24, end=LENGTH)
+    finished = (await events_of(reader))[-1]
+    assert isinstance(finished, Finished) and finished.usage.prediction == PredictionUsage(2, 5)
 
 
 async def test_a_scheduler_that_knows_less_repeats_what_is_here(core: Core) -> None:

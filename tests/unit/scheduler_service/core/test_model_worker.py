@@ -25,7 +25,7 @@ def make_worker(*steps: SchedulerOutput) -> ModelWorker:
 
 
 def decode(step_id: int = 2, **changes: Any) -> SchedulerOutput:
-    return replace(SchedulerOutput(step_id, sequence_ids=(1,), num_new_tokens=(1,)), **changes)
+    return SchedulerOutput(step_id, sequence_ids=(1,), num_new_tokens=(1,))._replace(**changes)
 
 
 def test_it_samples_what_running_alone_gives() -> None:
@@ -35,14 +35,14 @@ def test_it_samples_what_running_alone_gives() -> None:
 
 
 def test_pieces_give_the_same_token() -> None:
-    worker = make_worker(replace(FIRST, num_new_tokens=(2,)))
+    worker = make_worker(FIRST._replace(num_new_tokens=(2,)))
     result = worker.execute(decode(num_new_tokens=(4,)))
     assert result.token_ids == make_worker().execute(FIRST).token_ids
 
 
 def test_after_a_stop_token_rows_are_skipped() -> None:
     spec = replace(SPEC, stop_token_ids=frozenset(range(VOCAB_SIZE)))
-    worker = make_worker(replace(FIRST, new_sequences=(replace(NEW, spec=spec),)))
+    worker = make_worker(FIRST._replace(new_sequences=(replace(NEW, spec=spec),)))
     before = list(worker.device)
     result = worker.execute(decode())
     assert (result.sequence_ids, result.skipped_sequence_ids) == ((), (1,))
@@ -127,13 +127,13 @@ BROKEN = {
 def test_a_broken_rule_is_seen(what: str) -> None:
     worker = make_worker(FIRST)
     if what == "a parent without logits":
-        worker = make_worker(replace(FIRST, num_new_tokens=(2,)))
+        worker = make_worker(FIRST._replace(num_new_tokens=(2,)))
     with pytest.raises(StepRefused):
         worker.execute(BROKEN[what])
 
 
 def test_what_is_not_broken_is_accepted() -> None:
-    worker = make_worker(replace(FIRST, num_new_tokens=(5,)))
+    worker = make_worker(FIRST._replace(num_new_tokens=(5,)))
     result = worker.execute(decode(forks=(FORK,), sequence_ids=(1, 7), num_new_tokens=(1, 0)))
     assert len(result.token_ids) == 2
     copy = decode(

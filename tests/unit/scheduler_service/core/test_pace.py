@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.pace import NUM_ROWS, NUM_STEPS, Pace, interpolate
+from scheduler_service.core.pace import MAX_PERIOD, NUM_ROWS, NUM_STEPS, Pace, interpolate
 
 # 135 M parameters on two threads (docs/adr), and a machine on which a row costs as much as the first one.
 CURVE = (5.93, 6.18, 6.86, 7.86, 8.88, 10.28, 12.45, 18.0, 24.0)
+# A row costs nearly as much as the first one.
+STEEP = tuple(1 + 0.8 * (num_rows - 1) for num_rows in NUM_ROWS)
 BOUND = tuple(float(num_rows) for num_rows in NUM_ROWS)
 times = st.lists(st.floats(1e-6, 1e3), min_size=len(NUM_ROWS), max_size=len(NUM_ROWS)).map(tuple)
 
@@ -28,6 +30,15 @@ def test_a_price_is_what_the_time_of_a_row_would_bring_otherwise() -> None:
     assert pace.find_prices(1) == (100, 200, 200)
     # Two sequences bring two tokens in the time that a step takes now.
     assert pace.find_prices(2) == (364, 364, 364)
+
+
+def test_a_second_brings_what_it_has_brought_of_late_drafts_and_their_time_among_it() -> None:
+    pace = Pace(1)
+    pace.seed((1, 2, 4), (10.0, 11.0, 15.0))
+    for _ in range(10 * NUM_STEPS):
+        pace.note(2, 1, 2, 11.0)
+    # Two tokens in the time of two rows, not in the time of the one that is sure.
+    assert pace.find_prices(1) == (pytest.approx(1000 * 2 * (11 - 10) / 11, rel=0.05),)
 
 
 def test_prices_end_where_no_draft_can_pay_and_a_dear_row_is_paid_by_cheap_ones_behind_it() -> None:
@@ -106,25 +117,37 @@ def test_it_follows_the_machine_within_bounds() -> None:
     wanted = pace.find_prices(1)
     for _ in range(20 * NUM_STEPS):
         for num_rows, seconds in zip(NUM_ROWS, CURVE, strict=True):
-            pace.note(num_rows, 1, 1, 1.3 * seconds)
+            pace.note(num_rows, num_rows, num_rows, 1.3 * seconds)
     assert pace.find_prices(1) == pytest.approx(wanted, rel=0.1, abs=20)
     for _ in range(20 * NUM_STEPS):
         pace.note(1, 1, 1, 1e-9)
-        pace.note(12, 1, 1, 1e9)
+        pace.note(12, 12, 12, 1e9)
     assert pace.find_prices(1)[0] <= 1000 * (1.5 * 6.18 / (0.7 * 5.93) - 1)
 
 
 def test_a_time_that_no_step_has_any_more_follows_the_others() -> None:
     """One bad moment may not end drafts for ever."""
-    pace = seeded(CURVE)
+    pace = seeded(STEEP)
     wanted = pace.find_prices(1)
     for _ in range(2 * NUM_STEPS):
-        pace.note(12, 1, 12, 100.0)
-        pace.note(8, 1, 12, 100.0)
-    assert len(pace.find_prices(1)) < len(wanted)
+        for num_rows in NUM_ROWS[1:]:
+            pace.note(num_rows, 1, num_rows, 100.0)
+    assert pace.find_prices(1) == () != wanted
     for _ in range(60 * NUM_STEPS):
-        pace.note(1, 1, 1, 5.93)
+        pace.note(1, 1, 1, 1.0)
     assert len(pace.find_prices(1)) == pytest.approx(len(wanted), abs=1)
+
+
+def test_where_no_draft_is_found_for_long_they_are_looked_for_seldom() -> None:
+    pace = Pace(4)
+    periods = []
+    for _ in range(200):
+        pace.note_drafts(0)
+        periods.append(pace.period)
+    assert periods[:16] == [1] * 15 + [2]
+    assert periods == sorted(periods) and periods[-1] == MAX_PERIOD
+    pace.note_drafts(1)
+    assert pace.period == 1
 
 
 @given(times, st.integers(1, 100))

@@ -126,9 +126,10 @@ class Traces(RuleBasedStateMachine):
             count = in_step.get(sequence.sequence_id, 0)
             assert count in (0, len(sequence.token_ids)) or not self.bench.config.whole_prompts
             first = (sequence.num_scheduled - count) // size
-            if sequence.num_in_flight and count:
+            num_in_flight = sum(sequence in each.sampled for each in self.bench.scheduler._in_flight)
+            if num_in_flight and count:
                 # All drafts in flight may be wrong.
-                first = (len(sequence.token_ids) + sequence.num_in_flight - 2) // size
+                first = min(first, (len(sequence.token_ids) + num_in_flight - 2) // size)
             last = -(-sequence.num_scheduled // size)
             num_groups = len(self.bench.config.kv_windows)
             for block in sequence.block_ids[first * num_groups : last * num_groups] if count else ():

@@ -1,6 +1,6 @@
 """Drafts change when tokens come, and never which: random traces with a worker that drafts as it likes.
 
-BLOCKYARD_TEST_WHOLE plays 2,000 traces.
+BLOCKYARD_TEST_WHOLE plays 2,000 traces of some 47 steps each, BLOCKYARD_TEST_TRACES as many as it says.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blockyard.contract.sampling import BeamSearch, FinishReason
+from blockyard.contract.sampling import BeamSearch, FinishReason, PredictionUsage
 from scheduler_service.core.config import CoreConfig, KvBlockGroups, StepMismatch
+from scheduler_service.core.planning import answers
 from scheduler_service.core.scheduler import NeverFits
-from scheduler_service.core.sequence import Sequence
+from scheduler_service.core.sequence import Group
 from scheduler_service.core.step import StepBuilder
-from scheduler_service.core.values import StepResult
+from scheduler_service.core.values import DraftCounts, Sources, StepResult
 from tests.kit.oracles.hostile_drafter import HostileDrafter
 from tests.unit.scheduler_service.core.harness import LAST, VOCAB_SIZE, Bench, configure, make_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.values import SchedulerOutput
 
-NUM_TRACES = 2000 if os.environ.get("BLOCKYARD_TEST_WHOLE") else 120
+NUM_TRACES = int(os.environ.get("BLOCKYARD_TEST_TRACES") or (2000 if os.environ.get("BLOCKYARD_TEST_WHOLE") else 120))
 PREFIX = tuple((place * 5 + 3) % VOCAB_SIZE for place in range(24))
 WINDOWS = [(0, 3), (0, 5, 5), (4,), (2, 0), (0, 3, 7), (1,), (6, 0, 0)]
 
@@ -170,17 +172,14 @@ def _forget_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepBuilder, "add_new", lambda step, sequence, _=0: add_new(step, sequence))
 
 
-def _settle_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sequence that has started over gets the bound of its time before."""
+def _take_back_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that has started over loses drafts of its time before."""
 
-    def settle(sequence: Sequence, num_tokens: int) -> None:
-        sequence.num_in_flight -= 1
-        sequence.num_ahead -= num_tokens
-        sequence.num_scheduled = min(sequence.max_length, len(sequence.token_ids) + sequence.num_ahead) - 1
-        if sequence.num_ahead == sequence.num_in_flight:
-            sequence.num_ahead = sequence.num_in_flight = 0
+    def take_back(sampled: list[Sequence], drafts: tuple[int, ...], counts: tuple[int, ...]) -> None:
+        for sequence, num_drafts, count in zip(sampled, drafts, counts, strict=True):
+            sequence.num_scheduled -= 1 + num_drafts - count
 
-    monkeypatch.setattr(Sequence, "settle", settle)
+    monkeypatch.setattr(answers, "_take_back", take_back)
 
 
 def _narrow_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +225,8 @@ def test_the_traces_see_a_worker_that_does_not_know_where_a_sequence_ends(monkey
 
 
 def test_the_traces_see_a_bound_that_outlives_a_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
-    _settle_all(monkeypatch)
-    with pytest.raises(AssertionError, match="waits and has KV"):
+    _take_back_all(monkeypatch)
+    with pytest.raises(AssertionError, match=r"computed what was not scheduled|waits and has KV"):
         play(range(NUM_TRACES))
 
 
@@ -275,8 +274,9 @@ def test_a_decode_may_draft_and_the_worker_knows_where_it_ends() -> None:
 
 def test_a_draft_goes_no_further_than_the_sequence() -> None:
     bench = drafting(num_tokens=4)
-    # One token is known, and the step brings two at least; the last token is never computed.
-    assert drafts_of(bench.send()) == {1: 2}
+    # One token is known, and this step and the next one bring one each at least; the last token is never computed.
+    assert drafts_of(bench.send()) == {1: 1}
+    assert not drafts_of(bench.send())
     bench.run()
     bench.check_tokens()
     assert sum(bool(step.sequence_ids) for step in bench.steps) < 4
@@ -384,6 +384,61 @@ def test_who_may_not_draft_has_one_token() -> None:
     for count in (0, 2):
         with pytest.raises(StepMismatch):
             bench.scheduler.update(StepResult(step.step_id, (1,), (1,) * count, num_tokens=(count,)))
+
+
+def test_a_worker_that_finds_nothing_looks_seldom_until_it_finds_something() -> None:
+    bench = drafting(num_tokens=190, prices_drafts=True)
+    seen: list[bool] = []
+
+    def answer(num_drafted: int) -> None:
+        step = bench.send()
+        bench.in_flight.clear()
+        seen.append(bool(step.max_draft_tokens))
+        counts = {"num_tokens": (1,), "num_draft_tokens": num_drafted} if step.max_draft_tokens else {}
+        bench.take(StepResult(step.step_id, (1,), (9,), **counts))
+
+    for _ in range(140):
+        answer(0)
+    assert all(seen[:16])
+    assert 1 <= sum(seen[-20:]) < 10
+    while sum(seen[-3:]) < 3:
+        answer(4)
+    assert len(seen) < 155
+
+
+# Where drafts come from
+
+
+def predicting(step: SchedulerOutput, *predictions: tuple[int, int, int]) -> StepResult:
+    counts = {"num_tokens": (3,), "num_draft_tokens": 4, "num_accepted_tokens": 2}
+    return StepResult(step.step_id, (1,), (9, 8, 7), num_forced_tokens=1, predictions=predictions, **counts)
+
+
+def test_the_owner_is_told_what_became_of_predictions_so_far() -> None:
+    bench = drafting()
+    told = []
+    for _ in range(2):
+        step = bench.send()
+        bench.in_flight.clear()
+        [update] = bench.scheduler.update(predicting(step, (1, 3, 2))).values()
+        told += update.predictions
+    assert told == [(1, PredictionUsage(2, 1)), (1, PredictionUsage(4, 2))]
+    assert bench.scheduler.stats().drafts_total == DraftCounts(Sources(0, 2, 6), Sources(0, 0, 4))
+    # The counts go with the request to another worker, and to another scheduler.
+    [evacuated] = bench.scheduler.evacuate()
+    [sequence] = evacuated.group.sequences
+    record = sequence.make_record()
+    assert record.prediction == PredictionUsage(4, 2)
+    group = Group(evacuated.group.spec, 5, evacuated.group.max_length, 0.0)
+    group.continue_from([record], 0)
+    assert group.sequences[0].make_record() == record
+
+
+def test_predictions_of_others_are_no_answer() -> None:
+    bench = drafting()
+    step = bench.send()
+    with pytest.raises(StepMismatch, match="predictions"):
+        bench.scheduler.update(predicting(step, (2, 1, 1)))
 
 
 # Prices

@@ -18,11 +18,13 @@ from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import (
     BlockPair,
+    DraftCounts,
     Fork,
     GroupSpec,
     NewSequence,
     OwnerUpdate,
     SchedulerOutput,
+    Sources,
     StepResult,
 )
 from scheduler_service.replicas import codec
@@ -153,6 +155,16 @@ def test_runs_arrive_as_they_were_sent(runs: list[list[int]], num_drafted: int) 
         ({"num_tokens": [0, 5], "token_ids": [1] * 5}, "at most 4"),
         ({"num_draft_tokens": 6}, "a step has 5"),
         ({"num_draft_tokens": 3, "num_accepted_tokens": 4}, "4 of 3 drafts"),
+        ({"num_draft_tokens": 2, "num_forced_tokens": 3}, "of some sources"),
+        ({"num_draft_tokens": 2, "num_forced_tokens": 1, "num_accepted_forced_tokens": 1}, "of some sources"),
+        ({"predicted_sequence_ids": [4], "num_predicted_tokens": [1]}, "other lengths"),
+        ({"predicted_sequence_ids": [4, 4], "num_predicted_tokens": [0, 0]}, "appears twice"),
+        ({"predicted_sequence_ids": range(106)}, "106 sequences"),
+        (
+            {"predicted_sequence_ids": [4], "num_predicted_tokens": [1], "num_accepted_predicted_tokens": [2]}
+            | {"num_draft_tokens": 5, "num_accepted_tokens": 3},
+            "of some sources",
+        ),
         ({"logprob_sequence_ids": [4] * 5}, "appears 5 times"),
         ({"logprob_sequence_ids": range(106)}, "106 sequences"),
     ],
@@ -161,6 +173,27 @@ def test_runs_that_cannot_be_are_refused(told: dict[str, Any], message: str) -> 
     fields = {"sequence_ids": [4, 5], "token_ids": [1, 2, 3], "num_tokens": [1, 2]} | told
     with pytest.raises(WrongAnswer, match=message):
         codec.decode_answer(worker_pb2.ExecuteModelResponse(**fields), DRAFT_LIMITS._replace(vocab_size=2**31))
+
+
+def test_drafts_arrive_with_their_sources() -> None:
+    columns = {
+        "predicted_sequence_ids": [4, 5],
+        "num_predicted_tokens": [2, 1],
+        "num_accepted_predicted_tokens": [1, 0],
+    }
+    answer = worker_pb2.ExecuteModelResponse(
+        sequence_ids=[4, 5],
+        token_ids=[1, 2, 3, 4],
+        num_tokens=[3, 1],
+        num_draft_tokens=5,
+        num_accepted_tokens=2,
+        num_forced_tokens=1,
+        num_accepted_forced_tokens=1,
+        **columns,
+    )
+    result = codec.decode_answer(answer, DRAFT_LIMITS)
+    assert result.predictions == ((4, 2, 1), (5, 1, 0))
+    assert result.draft_counts == DraftCounts(Sources(1, 1, 3), Sources(0, 1, 1))
 
 
 def test_who_does_not_draft_has_one_token() -> None:

@@ -41,6 +41,12 @@ async def test_an_answer_tells_the_tokens_of_each_sequence(fresh_worker: WorkerD
         counts = list(answer.num_tokens) or [1]
         assert sum(counts) == len(answer.token_ids) == len(answer.logprob_sequence_ids)
         assert answer.num_accepted_tokens == counts[0] - 1
+        # All drafts stand in what the request predicts, behind the same ids.
+        expected = (
+            ([1], [answer.num_draft_tokens], [answer.num_accepted_tokens]) if answer.num_draft_tokens else ([],) * 3
+        )
+        told = answer.predicted_sequence_ids, answer.num_predicted_tokens, answer.num_accepted_predicted_tokens
+        assert tuple(map(list, told)) == expected
         found += answer.token_ids
         num_drafted, num_accepted = num_drafted + answer.num_draft_tokens, num_accepted + answer.num_accepted_tokens
     assert found == alone
@@ -48,6 +54,29 @@ async def test_an_answer_tells_the_tokens_of_each_sequence(fresh_worker: WorkerD
     assert num_drafted >= num_accepted
     late = await draft(stream, 6)
     assert (list(late.sequence_ids), list(late.skipped_sequence_ids)) == ([], [1])
+
+
+async def test_drafts_of_the_prompt_are_no_predictions(fresh_worker: WorkerDriver, model: Path) -> None:
+    await fresh_worker.prepare(model, max_draft_tokens=6, max_draft_rows=12)
+    prompt = PROMPT[:4] * 5
+    stream = fresh_worker.open((await fresh_worker.info()).epoch + 1)
+    new = new_sequence(1, prompt, TABLE, max_length=LENGTH, sampling=sampling(predicted_token_ids=[60, 61, 62]))
+    await stream.sampled(new_sequences=[new], sequence_ids=[1], num_new_tokens=[len(prompt)])
+    answers = [await draft(stream, 6) for _ in range(8)]
+    assert not any(answer.predicted_sequence_ids for answer in answers)
+
+
+async def test_a_request_may_refuse_drafts(fresh_worker: WorkerDriver, model: Path) -> None:
+    await fresh_worker.prepare(model, max_draft_tokens=6, max_draft_rows=12)
+    stream, alone = await start(fresh_worker)
+    alone += await stream.decode(1, LENGTH - len(PROMPT) - 1)
+    refusing = sampling(predicted_token_ids=[*PROMPT[-2:], *alone], speculation=False)
+    stream, found = await start(fresh_worker, sampling=refusing)
+    while len(found) < len(alone):
+        answer = await draft(stream, 6)
+        assert not answer.num_draft_tokens
+        found += answer.token_ids
+    assert found == alone
 
 
 async def test_a_worker_that_drafts_tells_what_decodes_cost(fresh_worker: WorkerDriver, model: Path) -> None:

@@ -45,6 +45,7 @@ SAMPLING = SamplingParams(
     thinking_token_budget=0,
     thinking_tokens=ThinkingTokens(5, ((6,), (7, 8)), is_open=True, begins_anywhere=True),
     predicted_token_ids=(8, 9, 8),
+    speculation=False,
 )
 
 
@@ -81,6 +82,7 @@ def test_a_full_spec_is_read_field_by_field() -> None:
                 "begins_anywhere": True,
             },
             predicted_token_ids=[8, 9, 8],
+            speculation=False,
         ),
         stop=sampling_pb2.StopCriteria(
             max_tokens=9,
@@ -158,6 +160,7 @@ _SAMPLING = st.builds(
     logit_bias=st.dictionaries(_IDS, _FLOATS, max_size=3),
     allowed_token_ids=st.lists(_IDS, max_size=3).map(tuple),
     predicted_token_ids=st.lists(_IDS, max_size=3).map(tuple),
+    speculation=st.none() | st.booleans(),
     bad_words=st.lists(st.text(max_size=5), max_size=3).map(tuple),
     bad_token_sequences=_SEQUENCES,
     thinking_tokens=st.none() | st.builds(ThinkingTokens, _IDS, _SEQUENCES, st.booleans(), st.booleans()),

@@ -64,6 +64,7 @@ async def test_every_parameter_reaches_the_core(client: openai.AsyncOpenAI, serv
             "request_id": "mine",
             "allowed_token_ids": [65, 66],
             "predicted_token_ids": [67, 68],
+            "speculation": False,
             "bad_words": ["no", "never"],
             "truncate_prompt_tokens": 2,
             "prompt_logprobs": 0,
@@ -90,6 +91,7 @@ async def test_every_parameter_reaches_the_core(client: openai.AsyncOpenAI, serv
         2,
         0,
         predicted_token_ids=(67, 68),
+        speculation=False,
     )
     assert (request.priority, request.max_queue_seconds) == (-4, 2.5)
     assert request.on_disconnect is OnDisconnect.KEEP

@@ -53,6 +53,7 @@ FEATURES = [
     Case("biases", {"sampling.logit_bias": {7: 2.5, 8: -100.0}}),
     Case("allowed tokens", {"sampling.allowed_token_ids": [10, 11]}),
     Case("predicted tokens", {"sampling.predicted_token_ids": [10, 11]}),
+    Case("no drafts", {"sampling.speculation": False}),
     Case("bad words", {"sampling.bad_words": [BAD_WORD, "two words"]}),
     Case("bad sequences", {"sampling.bad_token_sequences": [[5], [6, 7]]}, only="grpc", why=NOT_IN_OPENAI),
     Case("log probabilities", {"sampling.logprobs": 1}),

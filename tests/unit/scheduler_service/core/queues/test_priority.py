@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from scheduler_service.core.sequence import Group
+from scheduler_service.core.values import StepResult
 from tests.kit.oracles.core_requests import add_request
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec, rows
 
@@ -329,8 +330,9 @@ def test_victims_that_wait_keep_nobody_out() -> None:
     scheduler = make_full(preemption_mode="recompute")
     for number in range(3):
         add_request(scheduler, make_spec(f"urgent {number}", 4, 3, priority=-number), 100 + number)
-        assert scheduler.schedule() is not None
-        scheduler._in_flight.clear()
+        step = scheduler.schedule()
+        assert step is not None
+        scheduler.update(StepResult(step.step_id, step.sequence_ids, (1,)))
     assert len(scheduler._queues.waiting) == 3
     assert scheduler.find_room().takes_urgent(make_group("one more", -3))
 
