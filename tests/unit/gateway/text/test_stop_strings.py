@@ -106,7 +106,7 @@ def test_few_large_automata_are_kept() -> None:
         return sum(type(each).__name__ == "_Node" for each in gc.get_objects())
 
     before, size = count(), 2000
-    for number in range(40):
+    for number in range(16):
         StopStringMatcher((f"{number}" + "a" * size,))
     assert size < count() - before < 10 * size
 
