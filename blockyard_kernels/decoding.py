@@ -7,7 +7,7 @@ give. Which steps may be decoded here is decided elsewhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -102,8 +102,9 @@ class StepRecord:
         """Encodes the record as csrc/decode_loop.h reads it."""
         columns = self.appended_places, self.appended_blocks, self.max_draft_tokens, self.draft_prices
         sizes = map(len, columns[1:])
-        arrival = np.float64(self.arrival).view(np.int64)
-        return np.concatenate([(self.number, self.step_id, arrival, *sizes), *columns], dtype=np.int64)
+        arrival = int(np.float64(self.arrival).view(np.int64))
+        head = np.array((self.number, self.step_id, arrival, *sizes), np.int64)
+        return np.concatenate((head, *columns))
 
 
 NUM_ANSWER_WORDS = 7
@@ -125,9 +126,10 @@ class StepAnswer:
 
     @classmethod
     def of(cls, words: Integers) -> StepAnswer:
-        number, _, _, _, _, num_drafts, num_sequences = words[:NUM_ANSWER_WORDS].tolist()
-        numbers: Any = words[NUM_ANSWER_WORDS:].tolist()
-        times = words[1:5].view(np.float64).tolist()
+        number, *_, num_drafts, num_sequences = words[:NUM_ANSWER_WORDS].tolist()
+        queue_seconds, begun_at, forward_seconds, sample_seconds = words[1:5].view(np.float64).tolist()
+        times = float(queue_seconds), float(begun_at), float(forward_seconds), float(sample_seconds)
+        numbers = words[NUM_ANSWER_WORDS:].tolist()
         return cls(number, *times, num_drafts, tuple(numbers[:num_sequences]), tuple(numbers[num_sequences:]))
 
 
