@@ -85,10 +85,7 @@ class CacheSettings:
     num_host_blocks: Annotated[int, Field(ge=-1)] = option(-1, "host blocks; -1: as many as the swap space holds")
     enable_prefix_caching: bool = option(True, "find prompts' blocks again by their content")
     enable_host_prefix_cache: bool = option(True, "let host blocks keep content that device blocks have no room for")
-    state_snapshot_tokens: Annotated[int, Field(ge=0)] = option(
-        256,
-        "keep the state of recurrent layers at multiples of so many tokens for the prefix cache; 0: cache no prefix",
-    )
+    state_snapshot_tokens: NotNegative = option(256, "tokens between cached states of recurrent layers; 0: none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +209,7 @@ class GatewayProcessSettings:
     max_requests: NotNegative = option(
         16_384, "requests at once, running and waiting; one more is refused with QUEUE_FULL; 0: no limit"
     )
-    drain_seconds: NotNegativeSeconds = option(
-        30.0, "how long streams may go on after SIGTERM before they are closed, in seconds"
-    )
+    drain_seconds: NotNegativeSeconds = option(30.0, "how long streams may go on after SIGTERM, in seconds")
     max_scheduler_wait_seconds: NotNegativeSeconds = option(
         300.0, "how long requests wait for a scheduler before they fail, in seconds"
     )

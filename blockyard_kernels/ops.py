@@ -42,10 +42,6 @@ BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]
 BlockPairs = Sequence[tuple[int, int]]
 
 
-def _no_tables() -> npt.NDArray[np.int64]:
-    return np.zeros((0, 0), np.int64)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBatch:
     """A step's attention metadata, shared by all layers. `Backend.plan_attention` makes it; it is never changed."""
@@ -73,7 +69,7 @@ class AttentionBatch:
     """A cache of the backend: schedules that the first layer makes and later layers reuse."""
     lora: LoraRows | None = None
     """The LoRA slots of the rows; None: no row has an adapter."""
-    fixed_tables: npt.NDArray[np.int64] = field(default_factory=_no_tables)
+    fixed_tables: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     """[S, F]: the fixed blocks of each sequence, which hold its state; F is 0 if layers have none."""
 
     @property

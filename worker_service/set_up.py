@@ -275,7 +275,8 @@ def make_executor(
     sizes = request.max_num_batched_tokens, request.max_num_seqs, request.block_size
     runner.capture(cache.device_pool, CaptureSizes(*sizes, loaded.config.sliding_window, request.max_model_len))
     warm_up(runner, cache.device_pool, request.block_size, request.max_num_seqs)
-    if may_choose_threads and cache.device_pool.device.type == "cpu":
+    device = cache.device_pool.device.type
+    if may_choose_threads and device == "cpu":
         num_threads = settle_threads(runner, cache.device_pool, request.block_size, request.max_num_seqs)
         log.info("threads chosen", num_threads=num_threads)
     decodes = measure_decodes(runner, cache.device_pool, request) if request.max_draft_tokens else {}
@@ -287,9 +288,7 @@ def make_executor(
     gc.collect()
     gc.freeze()
     if any(loaded.config.windows) and not any(loaded.model.kv_groups.windows):
-        log.info(
-            "sliding-window layers keep the blocks of all tokens on this device", device=cache.device_pool.device.type
-        )
+        log.info("sliding-window layers keep the blocks of all tokens on this device", device=device)
     info = CacheInfo(
         request.block_size,
         request.num_device_blocks,

@@ -62,8 +62,7 @@ class InputBatch:
         self._free: list[int] = []
         self._requests = RequestTable(limits.vocab_size, limits.rule, grammars)
         # The last row of these two belongs to no sequence and stays zero.
-        self._progress = np.zeros(1, PROGRESS)
-        self._fixed_tables = np.zeros((1, limits.num_state_blocks), np.int32)
+        self._progress, self._fixed_tables = np.zeros(1, PROGRESS), np.zeros((1, limits.num_state_blocks), np.int32)
         self._token_ids = np.zeros((0, limits.max_model_len + 1), np.int32)
         self._block_tables = np.zeros((0, limits.max_num_blocks), np.int32)
         # The number of sequences that each row has had.
@@ -129,8 +128,8 @@ class InputBatch:
 
     def filled_fixed_blocks(self) -> list[int]:
         """Returns the fixed blocks of live sequences that have computed tokens, sorted."""
-        rows = [row for row in self._row_of.values() if self._progress["num_computed_tokens"][row]]
-        return sorted(set(self._fixed_tables[rows].ravel().tolist()))
+        rows = list(self._row_of.values())
+        return np.unique(self._fixed_tables[rows][self._progress["num_computed_tokens"][rows] > 0]).tolist()
 
     def fixed_tables_of(self, sequence_ids: tuple[int, ...]) -> Array:
         """Copies the fixed blocks of sequences [n, num_state_blocks]; zeros for an unknown id."""

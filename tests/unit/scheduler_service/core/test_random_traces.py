@@ -247,6 +247,28 @@ class StateTraces(Traces):
         state_snapshot_tokens=st.sampled_from([0, 1, 2, 3, 4, 8]),
     )
 
+    @precondition(lambda self: self.bench.specs)
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 3), min_size=1, max_size=3), max_tokens=st.integers(1, 8))
+    def next_turn(self, data: st.DataObject, tail: list[int], max_tokens: int) -> None:
+        """A request goes on from another one and what that has generated so far: it may begin from its states."""
+        before = self.bench.specs[data.draw(st.sampled_from(sorted(self.bench.specs)))]
+        output = self.bench.tokens[before.request_id, 0]
+        prompt = (*before.prompt_token_ids, *output, *tail)
+        self.add(
+            prompt=prompt,
+            n=1,
+            max_tokens=max_tokens,
+            min_tokens=0,
+            stop=frozenset[int](),
+            owner="one",
+            priority=0,
+            tenant="",
+            beams=None,
+            lora_id=before.lora_id,
+            pooling=None,
+            cache_salt=before.cache_salt,
+        )
+
 
 Traces.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)

@@ -165,6 +165,13 @@ def test_all_kinds_of_tables_have_them(windows: tuple[int, ...], n: int):
     assert serve(bench, "c", turn) == 48
 
 
+def test_children_are_not_copied_before_they_have_their_state():
+    """They begin right where a snapshot is due, in the step in which they get it."""
+    bench = make_bench()
+    serve(bench, "a", PROMPT[:24], n=3)
+    assert serve(bench, "b", PROMPT[:25]) == 24
+
+
 def test_beams_have_them_too():
     bench = make_bench()
     serve(bench, "a", PROMPT, 20, beams=BeamSearch(3))
