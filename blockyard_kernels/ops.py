@@ -120,7 +120,7 @@ class Backend(Protocol):
 
     @property
     def recurrent(self) -> RecurrentOps | None:
-        """The ops of layers with a state; None: this backend has none."""
+        """The ops of layers with a state, and of gated attention; None: this backend has none."""
         ...
 
     @property
@@ -283,15 +283,6 @@ class Backend(Protocol):
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Computes `silu(gate) * up` for rows [T, 2 * width], gate first -> [T, width]; the activation in float32."""
-        ...
-
-    def gate(self, rows: Tensor, gates: Tensor) -> Tensor:
-        """Computes `rows * sigmoid(gates)` in float32, rounded once -> [T, width].
-
-        Args:
-            rows: [T, width].
-            gates: [T, width], a part of longer rows.
-        """
         ...
 
     def rotary_and_cache(

@@ -7,7 +7,7 @@ layers, the tail first; none crosses a block, so that each can be found by one d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.recurrent import Recurrent
@@ -23,24 +23,18 @@ MATRIX_ITEM_BYTES = 4
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-class StateUnits(NamedTuple):
-    """Where the units of one layer begin, in bytes, as if a sequence's fixed blocks lay one behind the other."""
-
-    tail: int
-    heads: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class StatePlan:
     """The places of a rank's states.
 
-    `num_blocks`: fixed blocks of each sequence. `block_bytes`: bytes of a block. `units`: of each layer of the rank
+    `num_blocks`: fixed blocks of each sequence. `block_bytes`: bytes of a block. `places`: where the tail and then each
+    head's matrix begin, in bytes, as if a sequence's fixed blocks lay one behind the other; of each layer of the rank
     that has a state, by its index in the network.
     """
 
     num_blocks: int
     block_bytes: int
-    units: dict[int, StateUnits]
+    places: dict[int, tuple[int, ...]]
 
     @classmethod
     def of(cls, config: DecoderConfig, block_bytes: int, share: Share) -> StatePlan:
@@ -49,7 +43,7 @@ class StatePlan:
         Raises:
             BlockyardError: MODEL_NOT_LOADED, if a unit is larger than a block.
         """
-        end, units = 0, dict[int, StateUnits]()
+        end, found = 0, dict[int, tuple[int, ...]]()
         for index in share.layers:
             mixer = config.layers[index].mixer
             if not isinstance(mixer, Recurrent):
@@ -64,8 +58,8 @@ class StatePlan:
                     end = -(-end // block_bytes) * block_bytes
                 places.append(end)
                 end += -(-size // UNIT_ALIGNMENT) * UNIT_ALIGNMENT
-            units[index] = StateUnits(places[0], tuple(places[1:]))
-        return cls(-(-end // block_bytes), block_bytes, units)
+            found[index] = tuple(places)
+        return cls(-(-end // block_bytes), block_bytes, found)
 
 
 def _unit_bytes(mixer: Recurrent, item_bytes: int) -> Iterator[int]:

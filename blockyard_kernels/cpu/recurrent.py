@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from blockyard.model_config.recurrent import RecurrentKind
 from blockyard_kernels.cpu.library import Kind
 from blockyard_kernels.cpu.rows import address_of
+from blockyard_kernels.recurrent.ops import RecurrentKind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from blockyard.model_config.state import StateUnits
     from blockyard_kernels.cpu.op_stream import OpStream
     from blockyard_kernels.ops import AttentionBatch
-    from blockyard_kernels.recurrent.ops import RecurrentShape, RecurrentWeights
+    from blockyard_kernels.recurrent.ops import RecurrentShape, RecurrentWeights, StateBatch
 
 
 class CpuRecurrentOps:
@@ -27,21 +26,36 @@ class CpuRecurrentOps:
     def __init__(self, ops: OpStream) -> None:
         self._ops = ops
         # Recorded ops hold addresses of these arrays.
-        self._places: dict[StateUnits, npt.NDArray[np.int64]] = {}
+        self._places: dict[tuple[int, ...], npt.NDArray[np.int64]] = {}
+
+    def gate(self, rows: Tensor, gates: Tensor) -> Tensor:
+        rows = rows.contiguous()
+        output = torch.empty_like(rows)
+        op = self._ops.make(
+            Kind.GATE,
+            input=rows.data_ptr(),
+            # Buffers of a plan are known by their beginnings.
+            residual=gates.untyped_storage().data_ptr(),
+            low_rank_stride=gates.stride(0),
+            low_rank_offset=gates.storage_offset(),
+            output=output.data_ptr(),
+            in_features=rows.shape[1],
+        )
+        self._ops.emit(op, output)
+        return output
 
     def mix(
         self,
         rows: Tensor,
         weights: RecurrentWeights,
-        batch: AttentionBatch,
+        batch: StateBatch,
         kv_pool: Tensor,
-        units: StateUnits,
+        places: tuple[int, ...],
         shape: RecurrentShape,
     ) -> Tensor:
         rows, features = rows.contiguous(), shape.conv_features
         mixed = rows.new_empty(len(rows), features)
-        places = self._find_places(units)
-        state = {"pool": kv_pool.data_ptr(), "block_stride": kv_pool.stride(0), "places": places.ctypes.data}
+        state = {"pool": kv_pool.data_ptr(), "block_stride": kv_pool.stride(0), "places": self._address(places)}
         op = self._ops.make(
             Kind.CONVOLVE,
             input=rows.data_ptr(),
@@ -54,7 +68,7 @@ class CpuRecurrentOps:
             wide=shape.kind is RecurrentKind.SHORT_CONV,
             **state,
         )
-        self._ops.emit(op, mixed, batch=batch)
+        self._ops.emit(op, mixed, batch=cast("AttentionBatch", batch))
         if shape.kind is RecurrentKind.SHORT_CONV:
             return mixed
         results = torch.empty(len(rows), shape.out_features, dtype=rows.dtype)
@@ -76,11 +90,11 @@ class CpuRecurrentOps:
             epsilon=shape.epsilon,
             **state,
         )
-        self._ops.emit(op, results, batch=batch)
+        self._ops.emit(op, results, batch=cast("AttentionBatch", batch))
         return results
 
-    def _find_places(self, units: StateUnits) -> npt.NDArray[np.int64]:
-        places = self._places.get(units)
-        if places is None:
-            places = self._places[units] = np.array([units.tail, *units.heads], np.int64)
-        return places
+    def _address(self, places: tuple[int, ...]) -> int:
+        array = self._places.get(places)
+        if array is None:
+            array = self._places[places] = np.array(places, np.int64)
+        return array.ctypes.data

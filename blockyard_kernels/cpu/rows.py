@@ -71,13 +71,6 @@ class RowOps:
         rows = {"input": hidden.data_ptr(), "output": output.data_ptr(), "in_features": hidden.shape[1]}
         return self._ops.make(kind, **rows, scale=scale, **fields)
 
-    def gate(self, rows: Tensor, gates: Tensor) -> Tensor:
-        rows = rows.contiguous()
-        output = torch.empty_like(rows)
-        op = self._op(Kind.GATE, rows, output, 1.0, **part_of_rows(gates))
-        self._ops.emit(op, output)
-        return output
-
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         gate_up = gate_up.contiguous()
         output = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
@@ -95,15 +88,6 @@ class RowOps:
 def address_of(tensor: Tensor | None) -> int | None:
     """Returns the address of a tensor, or None without a tensor."""
     return None if tensor is None else tensor.data_ptr()
-
-
-def part_of_rows(part: Tensor) -> dict[str, int]:
-    """Returns the fields of an op that reads a part of each row of another op's result."""
-    return {
-        "residual": part.untyped_storage().data_ptr(),
-        "low_rank_stride": part.stride(0),
-        "low_rank_offset": part.storage_offset(),
-    }
 
 
 def is_wide(weight: Tensor | None) -> bool:

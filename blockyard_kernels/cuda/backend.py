@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from blockyard_kernels.lora import LoraRows, VirtualRows
     from blockyard_kernels.mixture.ops import MixtureOps
     from blockyard_kernels.ops import AttentionBatch, PackedLinear
+    from blockyard_kernels.recurrent.ops import RecurrentOps
 
 
 class CudaBackend(planning.AttentionPlanning):
@@ -70,6 +71,7 @@ class CudaBackend(planning.AttentionPlanning):
         self.drafting: DraftingOps = HostDrafting()
         self.lora = CudaLoraOps(device)
         self.mixture: MixtureOps | None = None
+        self.recurrent: RecurrentOps | None = None
         # In fast mode the number of multiprocessors decides how attention is split, and so influences the bits.
         gpu = f"{torch.cuda.get_device_name(device)}/{num_multiprocessors(device)}" if on_gpu else "none"
         self.identity = f"{torch.__version__}/{torch.version.cuda}/{triton.__version__}/{gpu}"

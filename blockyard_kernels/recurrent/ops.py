@@ -14,18 +14,21 @@ features of the convolution, w its width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from blockyard.model_config.recurrent import RecurrentKind
-
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
-
-    from blockyard.model_config.state import StateUnits
-    from blockyard_kernels.ops import AttentionBatch
 
 UNIT_COLUMNS = 32
 """A head's matrix is stored as [D / UNIT_COLUMNS, N, UNIT_COLUMNS]."""
+
+
+class RecurrentKind(StrEnum):
+    GATED_DELTA = "gated_delta"
+    SHORT_CONV = "short_conv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +73,36 @@ class RecurrentWeights(NamedTuple):
     """[D]: the weight of the gated norm."""
 
 
+class StateBatch(Protocol):
+    """The part of `AttentionBatch` that a recurrence reads."""
+
+    @property
+    def num_new_tokens(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def seq_lens(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def fixed_tables(self) -> npt.NDArray[np.int64]: ...
+
+
 class RecurrentOps(Protocol):
+    def gate(self, rows: Tensor, gates: Tensor) -> Tensor:
+        """Computes `rows * sigmoid(gates)` in float32, rounded once -> [T, width].
+
+        Args:
+            rows: [T, width], results of attention.
+            gates: [T, width], a part of longer rows.
+        """
+        ...
+
     def mix(
         self,
         rows: Tensor,
         weights: RecurrentWeights,
-        batch: AttentionBatch,
+        batch: StateBatch,
         kv_pool: Tensor,
-        units: StateUnits,
+        places: tuple[int, ...],
         shape: RecurrentShape,
     ) -> Tensor:
         """Mixes each row with the earlier rows of its sequence -> [T, shape.out_features].
@@ -99,10 +124,11 @@ class RecurrentOps(Protocol):
         Args:
             rows: [T, shape.in_features].
             weights: the weights.
-            batch: the step; `batch.fixed_tables` has a row of block ids for each sequence. A sequence's first row, at
-                position 0, begins with a state of zeros, whatever its blocks hold.
+            batch: the step, from `Backend.plan_attention`; its `fixed_tables` have a row of block ids for each sequence.
+                A sequence's first row, at position 0, begins with a state of zeros, whatever its blocks hold.
             kv_pool: the pool that the fixed blocks belong to; the units of sequences with new rows are written.
-            units: where this layer's units lie within the fixed blocks.
+            places: where the tail and then each head's matrix begin, in bytes, as if a sequence's fixed blocks lay one
+                behind the other.
             shape: the sizes.
         """
         ...

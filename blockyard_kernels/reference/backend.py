@@ -159,7 +159,6 @@ class ReferenceBackend(planning.AttentionPlanning):
     rms_norm = staticmethod(elementwise.rms_norm)
     layer_norm = staticmethod(elementwise.layer_norm)
     add = staticmethod(elementwise.add)
-    gate = staticmethod(elementwise.gate)
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     rotary_and_cache = staticmethod(elementwise.rotary_and_cache)
     swap_blocks = staticmethod(blocks.swap_blocks)

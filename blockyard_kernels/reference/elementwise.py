@@ -131,11 +131,6 @@ def cap(values: Tensor, softcap: float) -> Tensor:
     return torch.tanh(values * (1 / softcap)).mul_(softcap)
 
 
-def gate(rows: Tensor, gates: Tensor) -> Tensor:
-    """See `blockyard_kernels.ops.Backend.gate`."""
-    return (rows.float() * torch.sigmoid(gates.float())).to(rows.dtype)
-
-
 def rotary_and_cache(
     qkv: Tensor,
     rotary: Tensor | None,

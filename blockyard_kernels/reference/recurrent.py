@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from blockyard.model_config.recurrent import RecurrentKind
-from blockyard_kernels.recurrent.ops import UNIT_COLUMNS
+from blockyard_kernels.recurrent.ops import UNIT_COLUMNS, RecurrentKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from blockyard.model_config.state import StateUnits
-    from blockyard_kernels.ops import AttentionBatch
-    from blockyard_kernels.recurrent.ops import RecurrentShape, RecurrentWeights
+    from blockyard_kernels.recurrent.ops import RecurrentShape, RecurrentWeights, StateBatch
 
 # Added to a vector's squared length before it is divided by its length.
 LENGTH_EPSILON = 1e-6
@@ -30,13 +27,16 @@ LENGTH_EPSILON = 1e-6
 class ReferenceRecurrentOps:
     """See `blockyard_kernels.recurrent.ops.RecurrentOps`."""
 
+    def gate(self, rows: Tensor, gates: Tensor) -> Tensor:
+        return (rows.float() * torch.sigmoid(gates.float())).to(rows.dtype)
+
     def mix(
         self,
         rows: Tensor,
         weights: RecurrentWeights,
-        batch: AttentionBatch,
+        batch: StateBatch,
         kv_pool: Tensor,
-        units: StateUnits,
+        places: tuple[int, ...],
         shape: RecurrentShape,
     ) -> Tensor:
         step = _short_conv if shape.kind is RecurrentKind.SHORT_CONV else _gated_delta
@@ -46,19 +46,19 @@ class ReferenceRecurrentOps:
             if not count:
                 continue
             end = first + count
-            places = UnitPlaces(kv_pool, batch.fixed_tables[sequence].tolist(), units, shape)
+            units = Units(kv_pool, batch.fixed_tables[sequence].tolist(), places, shape)
             is_new = int(batch.seq_lens[sequence]) == count
-            tail, matrices = places.empty() if is_new else places.read()
+            tail, matrices = units.empty() if is_new else units.read()
             results[first:end] = _run(step, rows[first:end], weights, shape, tail, matrices)
-            places.write(tail, matrices)
+            units.write(tail, matrices)
             first = end
         return results
 
 
-class UnitPlaces:
+class Units:
     """The units of one layer and one sequence in the pool's memory."""
 
-    def __init__(self, pool: Tensor, blocks: list[int], units: StateUnits, shape: RecurrentShape) -> None:
+    def __init__(self, pool: Tensor, blocks: list[int], places: tuple[int, ...], shape: RecurrentShape) -> None:
         memory = pool.view(len(pool), -1).view(torch.uint8)
         size = memory.shape[1]
         conv, matrix = (shape.conv_width - 1, shape.conv_features), (shape.key_dim, shape.value_dim)
@@ -68,9 +68,9 @@ class UnitPlaces:
             return memory[blocks[place // size], begin : begin + num_bytes]
 
         item = pool.element_size()
-        self._tail = find(units.tail, conv[0] * conv[1] * item).view(pool.dtype).view(conv)
+        self._tail = find(places[0], conv[0] * conv[1] * item).view(pool.dtype).view(conv)
         stored = shape.value_dim // UNIT_COLUMNS, shape.key_dim, UNIT_COLUMNS
-        self._heads = [find(place, 4 * matrix[0] * matrix[1]).view(torch.float32).view(stored) for place in units.heads]
+        self._heads = [find(place, 4 * matrix[0] * matrix[1]).view(torch.float32).view(stored) for place in places[1:]]
         self._matrix = matrix
 
     def empty(self) -> tuple[Tensor, Tensor]:

@@ -44,5 +44,6 @@ class AttentionMixer:
         attended = backend.paged_attention(query, batch, pool, place, shape, config.window, self.sinks)
         if config.gates_output:
             width = shape.num_heads * shape.head_dim
-            attended = backend.gate(attended, qkv[:, width : 2 * width])
+            assert backend.recurrent is not None, "checked when the network was built"
+            attended = backend.recurrent.gate(attended, qkv[:, width : 2 * width])
         return backend.linear(attended, self.output.packed, lora=context.lora)

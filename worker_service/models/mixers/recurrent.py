@@ -36,6 +36,6 @@ class RecurrentMixer:
         backend, recurrent = context.backend, context.backend.recurrent
         assert recurrent is not None and context.states is not None, "checked when the network was built"
         rows = backend.linear(normed, self.inputs.packed, lora=context.lora)
-        units = context.states.units[self.layer]
-        mixed = recurrent.mix(rows, self.weights, context.batch, context.kv_pool, units, self.shape)
+        places = context.states.places[self.layer]
+        mixed = recurrent.mix(rows, self.weights, context.batch, context.kv_pool, places, self.shape)
         return backend.linear(mixed, self.output.packed, lora=context.lora)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from blockyard_kernels.recurrent.ops import RecurrentShape, RecurrentWeights
+from blockyard_kernels.recurrent.ops import RecurrentKind, RecurrentShape, RecurrentWeights
 from worker_service.models.mixers.recurrent import RecurrentMixer
 from worker_service.models.part_reader import PartReader
 from worker_service.models.projections import Cut, join
@@ -32,7 +32,7 @@ class RecurrentReader(PartReader):
         return RecurrentMixer(
             layer=index,
             shape=RecurrentShape(
-                mine.kind,
+                RecurrentKind(mine.kind.value),
                 mine.conv_features,
                 mine.conv_width,
                 mine.num_key_heads,
