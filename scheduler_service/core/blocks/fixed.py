@@ -95,16 +95,15 @@ class FixedBlocks:
         sequence.fixed_host = []
         step.replaced_fixed[sequence.sequence_id] = sequence
 
-    def find_due(self, step: StepBuilder) -> set[Sequence]:
+    def find_due(self, step: StepBuilder) -> list[Sequence]:
         """Finds the children that get their copies in a complete step. A step that does nothing is not sent."""
-        if step.is_idle or not self._copies:
-            return set()
-        return {child for child, copy in self._copies.items() if copy.last_step_id < step.step_id}
+        if step.is_idle:
+            return []
+        return [child for child, copy in self._copies.items() if copy.last_step_id < step.step_id]
 
     def settle(self, step: StepBuilder) -> None:
         """Adds the copies that are due to a complete step."""
-        due = self.find_due(step)
-        for child in [child for child in self._copies if child in due] if due else ():
+        for child in self.find_due(step):
             copy = self._copies.pop(child)
             step.copies += copy.pairs
             self._release_sources(copy)

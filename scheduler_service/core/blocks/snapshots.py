@@ -16,7 +16,7 @@ from scheduler_service.core.blocks.prefix_lookup import name_of_state
 from scheduler_service.core.values import BlockPair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.prefix_lookup import Prefix, PrefixLookup
@@ -65,7 +65,7 @@ class Snapshots:
         position = sequence.num_scheduled
         return next(each for each in sequence.snapshots if each > position) - position
 
-    def take(self, step: StepBuilder, children: set[Sequence], num_spare: int) -> None:
+    def take(self, step: StepBuilder, children: Collection[Sequence], num_spare: int) -> None:
         """Has the states copied with which the sequences of a step begin, as long as `num_spare` blocks stay free.
 
         `children`: those that get their parent's state in this very step.
