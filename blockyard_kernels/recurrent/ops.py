@@ -124,8 +124,8 @@ class RecurrentOps(Protocol):
         Args:
             rows: [T, shape.in_features].
             weights: the weights.
-            batch: the step, from `Backend.plan_attention`; its `fixed_tables` have a row of block ids for each sequence.
-                A sequence's first row, at position 0, begins with a state of zeros, whatever its blocks hold.
+            batch: the step, from `Backend.plan_attention`, with a row of `fixed_tables` for each sequence. A sequence's
+                first row, at position 0, begins with a state of zeros, whatever its blocks hold.
             kv_pool: the pool that the fixed blocks belong to; the units of sequences with new rows are written.
             places: where the tail and then each head's matrix begin, in bytes, as if a sequence's fixed blocks lay one
                 behind the other.
