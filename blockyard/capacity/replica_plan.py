@@ -28,6 +28,7 @@ from blockyard.errors import BlockyardError, Violation, invalid
 from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.parallel_sizes import check_sizes, wrong_parallel
 from blockyard.model_config.share import Share
+from blockyard.model_config.state import StatePlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -165,12 +166,15 @@ def _plan_rank(
     _refuse(wrong_profile_request(request))
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[kind]
     groups = KvGroups.of(network, kind)
-    pool = {"block_size": block_size, "block_bytes": block_bytes(network, share, block_size, groups)}
+    bytes_of_block = block_bytes(network, share, block_size, groups)
+    num_state_blocks = StatePlan.of(network, bytes_of_block, share).num_blocks
+    layout = {"kv_windows": groups.windows, "num_state_blocks": num_state_blocks}
+    pool = {"block_size": block_size, "block_bytes": bytes_of_block}
     if worker.device_cache_gib:
         cache_bytes = int(worker.device_cache_gib * 2**30)
         swap_space_bytes = request.swap_space_bytes
         fixed = fixed_plan(hardware.total_bytes, **pool, cache_bytes=cache_bytes, swap_space_bytes=swap_space_bytes)
-        return replace(fixed, kv_windows=groups.windows)
+        return replace(fixed, **layout)
     num_threads = worker.num_threads or hardware.num_threads
     scratch = cpu_scratch(num_threads) if kind == "cpu" and kernels != "reference" else torch_scratch()
     activation = step_bytes(network, share, held, request, scratch)
@@ -184,9 +188,11 @@ def _plan_rank(
         utilization=request.device_memory_utilization,
         swap_space_bytes=request.swap_space_bytes,
         host_shares_device=kind == "cpu",
-        max_useful_blocks=max_useful_blocks(request.max_num_seqs, network.max_model_len, block_size, groups.num_groups),
+        max_useful_blocks=max_useful_blocks(
+            request.max_num_seqs, network.max_model_len, block_size, groups.num_groups, num_state_blocks
+        ),
     )
-    return replace(planned, kv_windows=groups.windows)
+    return replace(planned, **layout)
 
 
 def _lora_bytes(
