@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from blockyard.model_config.decoder_config import Attention
+from blockyard.model_config.fields import unusable
 
 if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
@@ -82,8 +83,20 @@ class KvGroups:
         return sum(self.of_layers[other] == self.of_layers[layer] for other in range(layers.start, layer))
 
     def count_layers(self, layers: range) -> int:
-        """Returns how many layers a block holds at a rank: as many as the largest group has."""
-        return 1 if self.share_place else max(Counter(self._groups_of(layers)).values())
+        """Returns how many layers a block holds at a rank: as many as the largest group has.
+
+        Raises:
+            BlockyardError: MODEL_NOT_LOADED, if no layer of the rank has attention.
+        """
+        if self.share_place:
+            return 1
+        counts = Counter(self._groups_of(layers)).values()
+        if not counts:
+            raise unusable(
+                f"layers {layers.start} to {layers.stop - 1} are a pipeline stage without attention, and have no blocks "
+                "for their states: use fewer stages"
+            )
+        return max(counts)
 
     def _groups_of(self, layers: range) -> list[int]:
         return [group for layer in layers if (group := self.of_layers[layer]) != NO_GROUP]
