@@ -93,8 +93,8 @@ class KvGroups:
         counts = Counter(self._groups_of(layers)).values()
         if not counts:
             raise unusable(
-                f"layers {layers.start} to {layers.stop - 1} are a pipeline stage without attention, and have no blocks "
-                "for their states: use fewer stages"
+                f"layers {layers.start} to {layers.stop - 1} are a pipeline stage without attention, which has no blocks "
+                "for states: use fewer stages"
             )
         return max(counts)
 
