@@ -55,7 +55,7 @@ class CpuRecurrentOps:
     ) -> Tensor:
         rows, features = rows.contiguous(), shape.conv_features
         mixed = rows.new_empty(len(rows), features)
-        state = {"pool": kv_pool.data_ptr(), "block_stride": kv_pool.stride(0), "places": self._address(places)}
+        state = {"pool": kv_pool.data_ptr(), "block_stride": kv_pool[0].nbytes, "places": self._address(places)}
         op = self._ops.make(
             Kind.CONVOLVE,
             input=rows.data_ptr(),

@@ -46,7 +46,7 @@ class ReferenceRecurrentOps:
             if not count:
                 continue
             end = first + count
-            units = Units(kv_pool, batch.fixed_tables[sequence].tolist(), places, shape)
+            units = Units(kv_pool, batch.fixed_tables[sequence].tolist(), places, shape, rows.dtype)
             is_new = int(batch.seq_lens[sequence]) == count
             tail, matrices = units.empty() if is_new else units.read()
             results[first:end] = _run(step, rows[first:end], weights, shape, tail, matrices)
@@ -58,7 +58,9 @@ class ReferenceRecurrentOps:
 class Units:
     """The units of one layer and one sequence in the pool's memory."""
 
-    def __init__(self, pool: Tensor, blocks: list[int], places: tuple[int, ...], shape: RecurrentShape) -> None:
+    def __init__(
+        self, pool: Tensor, blocks: list[int], places: tuple[int, ...], shape: RecurrentShape, dtype: torch.dtype
+    ) -> None:
         memory = pool.view(len(pool), -1).view(torch.uint8)
         size = memory.shape[1]
         conv, matrix = (shape.conv_width - 1, shape.conv_features), (shape.key_dim, shape.value_dim)
@@ -67,8 +69,7 @@ class Units:
             begin = place % size
             return memory[blocks[place // size], begin : begin + num_bytes]
 
-        item = pool.element_size()
-        self._tail = find(places[0], conv[0] * conv[1] * item).view(pool.dtype).view(conv)
+        self._tail = find(places[0], conv[0] * conv[1] * dtype.itemsize).view(dtype).view(conv)
         stored = shape.value_dim // UNIT_COLUMNS, shape.key_dim, UNIT_COLUMNS
         self._heads = [find(place, 4 * matrix[0] * matrix[1]).view(torch.float32).view(stored) for place in places[1:]]
         self._matrix = matrix

@@ -19,7 +19,7 @@ from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.state import StatePlan
 from blockyard_kernels.lora import VirtualRows
 from blockyard_kernels.ops import AttentionBatch, Backend, kv_pool_shape
-from blockyard_kernels.shapes import AttentionShape
+from blockyard_kernels.shapes import AttentionShape, scale_width
 from worker_service.models.description import Module, OtherModule, describe_modules, list_modules
 from worker_service.models.layers import DecoderLayer, Embedding, LMHead, SharedVocabulary
 from worker_service.models.rotary import PART, rotary_table
@@ -267,14 +267,13 @@ class DecoderModel:
         num_blocks, lengths = FINGERPRINT_TOKENS // FINGERPRINT_BLOCK_SIZE, [FINGERPRINT_TOKENS]
         block_tables = np.arange(groups.num_groups * num_blocks).reshape(-1, num_blocks)
         sizes = FINGERPRINT_BLOCK_SIZE, config.sliding_window, groups.num_groups
-        heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim
+        heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim + scale_width(config.kv_dtype)
         shape = kv_pool_shape(block_tables.size, groups.count_layers(share.layers), *heads)
-        block_bytes = math.prod(shape[1:]) * config.dtype.itemsize
-        num_states = self.count_state_blocks(block_bytes)
+        num_states = self.count_state_blocks(math.prod(shape[1:]) * config.kv_dtype.itemsize)
         fixed_tables = block_tables.size + np.arange(num_states)[None]
         batch = self._backend.plan_attention(lengths, lengths, block_tables, *sizes, fixed_tables=fixed_tables)
         shape = (block_tables.size + num_states, *shape[1:])
-        pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
+        pool = torch.empty(shape, dtype=config.kv_dtype, device=self._backend.device)
         return self.forward(token_ids, batch, pool)
 
     def count_state_blocks(self, block_bytes: int) -> int:

@@ -65,11 +65,11 @@ struct Op {
     const void* query_norm; // or null, as is key_norm: no norms
     const void* key_norm;
     const int64_t* indices; // null: the chosen rows
-    void* pool;
+    void* pool;             // of bytes, where it is quantized
     int64_t in_features;
     int64_t out_features;
     int64_t input_stride;   // elements from one row of the input to the next
-    int64_t block_stride;   // elements of a block of the pool, over all layers
+    int64_t block_stride;   // elements of a block of the pool, over all layers; CONVOLVE, MIX: its bytes
     int64_t layer_offset;   // elements from a block's beginning to this layer's keys
     int64_t num_heads;
     int64_t num_kv_heads;
@@ -109,6 +109,7 @@ struct Op {
     const int32_t* order;       // of a weight in groups: [in_features], each input's place in a row; or null
     int64_t group;              // its inputs in a group: a multiple of 32, at most 128
     int32_t norms_follow;       // ROTARY_AND_CACHE: heads are normed when they are rotated
+    int32_t kv_scheme;          // ROTARY_AND_CACHE, ATTENTION: of the pool; INT8: see kv_int8.h
     int64_t rotary_stride;      // ROTARY_AND_CACHE: from one row's numbers to the next row's; the queries' are its last
     int64_t kv_group;           // ROTARY_AND_CACHE, ATTENTION: whose block tables count
     int64_t has_gates;          // ROTARY_AND_CACHE: whether the input has a gate for each number of the queries behind them

@@ -32,9 +32,8 @@ INLINE StateRows state_rows(const Step& step, int64_t sequence) {
 
 // A place in a sequence's fixed blocks, in bytes as if they lay one behind the other.
 inline char* state_place(const Op& op, const Step& step, int64_t sequence, int64_t place) {
-    const int64_t block_bytes = op.block_stride * (op.type == BFLOAT16 ? 2 : 4);
     const int32_t* table = step.inputs().fixed_tables + sequence * step.inputs().fixed_stride;
-    return (char*)op.pool + table[place / block_bytes] * block_bytes + place % block_bytes;
+    return (char*)op.pool + table[place / op.block_stride] * op.block_stride + place % op.block_stride;
 }
 
 template <class E>
