@@ -93,7 +93,7 @@ class KvGroups:
         counts = Counter(self._groups_of(layers)).values()
         if not counts:
             raise unusable(
-                f"layers {layers.start} to {layers.stop - 1} are a pipeline stage without attention, which has no blocks "
+                f"layers {layers.start} to {layers.stop - 1} are a stage without attention, which has no blocks "
                 "for states: use fewer stages"
             )
         return max(counts)
