@@ -1,6 +1,8 @@
 """Drafts change when tokens come, and never which: random traces with a worker that drafts as it likes.
 
-BLOCKYARD_TEST_WHOLE plays 2,000 traces of some 47 steps each, BLOCKYARD_TEST_TRACES as many as it says.
+BLOCKYARD_TEST_WHOLE plays 2,000 traces of some 47 steps each, BLOCKYARD_TEST_TRACES so many. A million steps:
+
+    BLOCKYARD_TEST_TRACES=21300 pytest --timeout=0 -k drafts_change_no_token <this file>
 """
 
 from __future__ import annotations
