@@ -163,7 +163,13 @@ def run_alone(folder: Path, specs: list[GenerationSpec], worker_flags: Sequence[
 
 def assert_same(answers: list[Answer], alone: list[Answer]) -> None:
     for number, (answer, truth) in enumerate(zip(answers, alone, strict=True)):
-        assert answer == truth, f"request {number}"
+        assert _without_counts(answer) == truth, f"request {number}"
+
+
+def _without_counts(answer: Answer) -> Answer:
+    """Leaves out what became of predictions, which counts work and depends on the load."""
+    choices = (replace(each, usage=replace(each.usage, prediction=None)) for each in answer.choices)
+    return replace(answer, choices=tuple(choices))
 
 
 @pytest.fixture(scope="module")
