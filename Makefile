@@ -2,7 +2,7 @@
 #
 #   make demo    set up, start the three services on the demo model, stream a text through gRPC, stop
 #   make test    set up, then make check, and beside its types the unit, kernels and integration tests, in this order
-#   make whole   the same with every case of the families, of Triton's kernels and of the benchmarks: before a release
+#   make whole   the same with every case of the long lists of tests/kit/cut.py, kernels and networks: before a release
 #   make unit    the first of them: the unit tests
 #   make check   the seconds of it: lint, types, floors, protos, the documentation's links, the workflows
 #   make protos  make the Python bindings again

@@ -24,8 +24,14 @@ if TYPE_CHECKING:
 
 # A shell's background job, as some runners start this, is told to ignore SIGINT, and so are all its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# How long it takes to make and to try an example says how busy the machine is.
-settings.register_profile("blockyard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long it takes to make and to try an example says how busy the machine is. Each run draws examples of its own: half
+# as many as `make whole` where a test names no number.
+settings.register_profile(
+    "blockyard",
+    deadline=None,
+    max_examples=100 if os.environ.get("BLOCKYARD_TEST_WHOLE") else 50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("blockyard")
 # Tests kill and stop peers on purpose, which gRPC tells on standard error. It looks when it is first used.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -69,6 +69,7 @@ DRAFTING = replace(
     predicts=True,
     tensor_parallel_size=2,
 )
+# Of two that follow each other `make test` has one; all of what can happen is in those: see tests/kit/cut.py.
 WAYS = {
     "batched": Way(happens=("num_cached_tokens",)),
     "swapping": Way((*FEW_BLOCKS, "--num-host-blocks", "500", "--preemption-mode", "swap"), SWAPPED),
@@ -78,14 +79,14 @@ WAYS = {
     "chunked": Way(("--max-prefill-chunk", "16"), ("num_cached_tokens",)),
     "everything": EVERYTHING,
     "everything on 2 ranks": replace(EVERYTHING, tensor_parallel_size=2),
-    # Each of the eight kinds of requests once: four processes that wait for each other on two cores take long.
-    "everything on 4 ranks": replace(EVERYTHING, tensor_parallel_size=4, num_requests=8),
     "drafting": Way(("--speculation", "auto"), ("num_accepted_tokens",), predicts=True),
-    "everything and drafting on 2 ranks": DRAFTING,
-    "everything in 2 stages": replace(EVERYTHING, pipeline_parallel_size=2),
+    # Each of the eight kinds of requests once: four processes that wait for each other on two cores take long.
     "everything in 2 stages of 2 ranks": replace(
         EVERYTHING, tensor_parallel_size=2, pipeline_parallel_size=2, num_requests=8
     ),
+    "everything and drafting on 2 ranks": DRAFTING,
+    "everything on 4 ranks": replace(EVERYTHING, tensor_parallel_size=4, num_requests=8),
+    "everything in 2 stages": replace(EVERYTHING, pipeline_parallel_size=2),
 }
 # A process, a thread.
 OURS = ("--cpu-kernels", BEST, "--num-threads", "1")

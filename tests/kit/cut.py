@@ -13,18 +13,19 @@ import pytest
 
 CASES: dict[str, dict[str, int]] = {
     "tests/kernels/test_families.py": {
-        "test_logits_are_those_of_transformers_and_the_same_bits_under_any_schedule": 8,
+        "test_logits_are_those_of_transformers_and_the_same_bits_under_any_schedule": 12,
         "test_two_ranks_give_the_bits_of_one": 4,
     },
-    "tests/kernels/test_family_fields.py": {"test_a_field_counts_as_in_transformers_or_is_refused": 8},
+    "tests/kernels/test_family_fields.py": {"test_a_field_counts_as_in_transformers_or_is_refused": 12},
     "tests/kernels/test_truth.py": {
         "test_greedy_decoding_picks_the_winners_of_transformers": 8,
-        "test_float32_logits_are_those_of_transformers": 2,
-        "test_half_float_logits_are_as_good_as_those_of_transformers": 2,
+        "test_float32_logits_are_those_of_transformers": 3,
+        "test_half_float_logits_are_as_good_as_those_of_transformers": 3,
     },
     "tests/kernels/test_exactness.py": {
         "test_every_schedule_gives_the_same_bits": 4,
-        "test_every_schedule_gives_the_same_bits_replayed_or_not": 3,
+        "test_every_schedule_gives_the_same_bits_replayed_or_not": 4,
+        "test_plain_torch_fails_the_battery": 2,
         "test_threads_block_sizes_and_places_do_not_matter": 4,
     },
     "tests/kernels/test_transformers_code.py": {
@@ -80,7 +81,11 @@ CASES: dict[str, dict[str, int]] = {
         "test_others_are_told_and_not_taken": 2,
     },
     "tests/kernels/triton/test_families.py": {"test_logits_are_those_of_the_reference_in_pieces_and_beside_others": 10},
-    "tests/kernels/triton/test_network.py": {"test_logits_are_those_of_the_reference": 2},
+    "tests/kernels/triton/test_network.py": {
+        "test_logits_are_those_of_the_reference": 2,
+        "test_logits_with_adapters_are_those_of_the_reference": 0,
+    },
+    "tests/kernels/triton/test_lora.py": {"test_rows_get_what_their_adapters_add": 3},
     "tests/kernels/triton/test_oracle.py": {"test_any_way_gives_the_tokens_of_running_alone": 0},
     "tests/kernels/triton/test_warm_up.py": {"test_no_step_waits_for_a_compiler": 0},
     "tests/kernels/triton/test_gemm.py": {"test_products_are_those_of_float64": 3},
@@ -121,11 +126,15 @@ CASES: dict[str, dict[str, int]] = {
     "tests/integration/test_chat.py": {"test_a_prompt_is_the_one_that_transformers_makes": 3},
     "tests/integration/simulation/test_planted.py": {"test_a_planted_mistake_is_found": 2},
     "tests/integration/worker_service/steps/test_rank_schedules.py": {
-        "test_any_number_of_ranks_gives_the_answers_of_running_alone_on_one": 4
+        "test_any_number_of_ranks_gives_the_answers_of_running_alone_on_one": 5
     },
     "tests/integration/test_windows.py": {"test_the_reference_kernels_keep_the_promise_too": 0},
     "tests/integration/benchmarks/groups/test_rank_speed.py": {"test_each_way_is_measured": 0},
-    "tests/integration/test_master_oracle.py": {"test_the_reference_kernels_keep_the_promise_too": 0},
+    "tests/integration/test_master_oracle.py": {
+        "test_any_way_gives_the_answers_of_running_alone": 2,
+        "test_the_reference_kernels_keep_the_promise_too": 0,
+    },
+    "tests/integration/simulation/test_simulation.py": {"test_seeds_keep_every_promise": 2},
     "tests/integration/scheduler_service/replicas/test_wrong_answers.py": {
         "test_whatever_one_worker_says_the_other_serves_on": 4
     },
