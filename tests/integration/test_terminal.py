@@ -24,7 +24,7 @@ def test_run_talks_stops_an_answer_and_keeps_its_history(tmp_path: Path) -> None
         first = terminal.wait_for("\n> ")
         assert len(first.splitlines()) > 2
         # So hot that it ends itself long after it is stopped.
-        terminal.type('/set max_tokens 900\n/set temperature 2\n/set seed 1\n')
+        terminal.type("/set max_tokens 900\n/set temperature 2\n/set seed 1\n")
         terminal.type('/set nothing 1\n"""\nTell me\nmore."""\n')
         terminal.wait_for("error: there is no nothing; there are temperature")
         terminal.wait_for(r'more\."""\n.*\w')
