@@ -258,7 +258,7 @@ class Executor:
     @property
     def attention_bytes(self) -> int:
         """The most bytes that attention keeps between units of work: see csrc/attention_units.h."""
-        return self._library.blockyard_attention_bytes(self._handle)
+        return self.library.blockyard_attention_bytes(self.handle)
 
     def run(self, ops: ctypes.Array[Op], inputs: Inputs) -> None:
         """Runs ops in order over one step."""
