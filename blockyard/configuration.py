@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from blockyard.cache_settings import CacheSettings
 from blockyard.contract.models import TASKS
 from blockyard.contract.parallel import ParallelSizes
 from blockyard.lora.settings import LoraSettings
@@ -76,15 +77,6 @@ class LoadSettings:
         "where weights come from; sharded, packed: `blockyard admin save`; random: made on the device, of config.json",
         choices=("auto", "sharded", "packed", "random"),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
-    block_size: NotNegative = option(0, "tokens of a block; 0: 16 on a GPU, 32 on a CPU")
-    num_device_blocks: NotNegative = option(0, "device blocks; 0: as many as fit")
-    num_host_blocks: Annotated[int, Field(ge=-1)] = option(-1, "host blocks; -1: as many as the swap space holds")
-    enable_prefix_caching: bool = option(True, "find prompts' blocks again by their content")
-    enable_host_prefix_cache: bool = option(True, "let host blocks keep content that device blocks have no room for")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,10 @@ float16), its results are new tensors, and its inputs stay as they were.
 The KV pool is one tensor `[num_blocks, num_layers, 2, K, block_size, D]` (0 keys, 1 values): a block is one contiguous
 range over all layers. A pool need not be cleared when it is made or when a block changes hands: writing a block's first
 slot clears the rest of that block in the layer, and attention reads no block that holds none of the sequence's tokens.
+
+An int8 pool is quantized, and its last dimension is D + 4: each token's key or value of a head is held in int8, with a
+float32 scale of its own, as `reference.int8` defines. A backend may put the scales anywhere within the block's bytes of
+this head.
 """
 
 from __future__ import annotations
@@ -293,7 +297,8 @@ class Backend(Protocol):
                 `x * cos + roll(x, R / 2) * sin` rotates the pairs (i, i + R / 2) of a head's first R numbers, R <= D.
                 [T, 4, R]: cosines and sines for keys, then cosines and sines for queries. None: no rotation.
             batch: the step.
-            kv_pool: written at `batch.slot_mapping` in this layer; the rest of `batch.fresh_blocks` is cleared.
+            kv_pool: written at `batch.slot_mapping` in this layer; the rest of `batch.fresh_blocks` is cleared. In the
+                model's dtype, or int8.
             layer: index of the layer in the pool.
             shape: the model's heads.
             norms: RMS norms of queries and keys, applied before or after the rotation; None: no norms.
@@ -377,11 +382,11 @@ class Backend(Protocol):
 
 
 def kv_pool_shape(
-    num_blocks: int, num_layers: int, num_kv_heads: int, block_size: int, head_dim: int
+    num_blocks: int, num_layers: int, num_kv_heads: int, block_size: int, width: int
 ) -> tuple[int, int, int, int, int, int]:
-    """Returns the shape of a KV pool, in which each block holds all layers."""
+    """Returns the shape of a KV pool, in which each block holds all layers. `width`: D, or see `shapes.scale_width`."""
     check_block_size(block_size)
-    return num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim
+    return num_blocks, num_layers, 2, num_kv_heads, block_size, width
 
 
 def check_block_size(block_size: int) -> None:

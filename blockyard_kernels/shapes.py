@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+
+def scale_width(pool_dtype: torch.dtype) -> int:
+    """Returns the elements of a KV pool that hold the scale of a token's key or value of a head."""
+    return torch.float32.itemsize if pool_dtype == torch.int8 else 0
 
 
 @dataclass(frozen=True, slots=True)

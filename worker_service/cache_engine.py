@@ -16,6 +16,7 @@ from torch import Tensor
 from blockyard_kernels.cuda.swap import StepRows, Streams, SwapStreams, make_streams
 from blockyard_kernels.ops import Backend, kv_pool_shape
 from blockyard_kernels.select import make_arena
+from blockyard_kernels.shapes import scale_width
 from worker_service.device.registered import allocate_registered
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class BlockFormat:
         """Returns the format of a model's blocks on this rank."""
         config, share = model.config, model.share
         num_layers = model.kv_groups.count_layers(share.layers)
-        return BlockFormat(num_layers, len(share.kv_heads), block_size, config.head_dim, config.dtype)
+        return BlockFormat(num_layers, len(share.kv_heads), block_size, config.head_dim, config.kv_dtype)
 
     @property
     def block_bytes(self) -> int:
@@ -49,7 +50,8 @@ class BlockFormat:
         return math.prod(self.pool_shape(1)) * self.dtype.itemsize
 
     def pool_shape(self, num_blocks: int) -> tuple[int, ...]:
-        return kv_pool_shape(num_blocks, self.num_layers, self.num_kv_heads, self.block_size, self.head_dim)
+        heads = self.num_kv_heads, self.block_size, self.head_dim + scale_width(self.dtype)
+        return kv_pool_shape(num_blocks, self.num_layers, *heads)
 
 
 def allocate_pool(

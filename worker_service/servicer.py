@@ -74,7 +74,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         told = info.describe_worker(self._worker, self._worker_id, self._placement)
         message = worker_info.encode_worker_info(told)
         if told.model:
-            message.kv_groups.extend(encode_kv_groups(self._worker.set_up, workers.DTYPES.encode(told.model.dtype)))
+            message.kv_groups.extend(encode_kv_groups(self._worker.set_up))
         return message
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Context) -> Any:
@@ -109,7 +109,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Context) -> AsyncIterator[Any]:
         told = workers.decode_load_request(request)
-        how = told.quantization, told.format, told.lora, told.task
+        how = told.quantization, told.format, told.lora, told.task, told.kv_cache_dtype
         events = self._load(lambda on_progress: self._worker.load_model(told.model, told.revision, on_progress, *how))
         async for event in events:
             is_progress = isinstance(event, LoadProgress)

@@ -151,6 +151,7 @@ class LoadOptions:
     options: LoaderOptions
     task: Task = Task.UNSPECIFIED
     """The task that the model is served for; UNSPECIFIED: the one in its files."""
+    kv_cache_dtype: str = "auto"
 
 
 def load(
@@ -172,6 +173,7 @@ def load(
         packed_cache=how.options.packed_cache,
         task=how.task,
         model_code=how.options.model_code,
+        kv_cache_dtype=how.kv_cache_dtype,
     )
     check_dtype(loaded.config.dtype, choice.device)
     # Otherwise the scratch memory of the load would count as memory that the process needs.

@@ -263,11 +263,12 @@ class Worker:
         load_format: str = "auto",
         lora_limits: LoraLimits = NO_LORAS,
         task: Task = Task.UNSPECIFIED,
+        kv_cache_dtype: str = "auto",
     ) -> RunnableModel:
         """Loads a model; calls `on_progress` in the device thread. Continues to the end even if its caller leaves."""
         with self.lifecycle("LoadModel", WorkerState.DEVICE_READY):
             choice, source = self._choice(), ModelSource(model, revision)
-            how = LoadOptions(quantization, load_format, self._load_options, task)
+            how = LoadOptions(quantization, load_format, self._load_options, task, kv_cache_dtype)
             if lora_limits != NO_LORAS:
                 _refuse(wrong_limits(lora_limits))
             loaded = await self._thread.run(lambda: self._stages.load(choice, source, how, on_progress))

@@ -1,4 +1,4 @@
-"""What `--quantization int8` costs in accuracy: the same text, teacher-forced, by the same weights held in three ways.
+"""What `--quantization int8` and `--kv-cache-dtype int8` cost in accuracy: the same text, teacher-forced.
 
     python benchmarks/kernels/int8_accuracy.py [--model FOLDER] [--text FILE] [--write]
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kit import record
 from benchmarks.kit.figures import round_figures
-from blockyard_kernels.ops import kv_pool_shape
+from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.models.loader import load_model
 
 if TYPE_CHECKING:
@@ -43,12 +43,16 @@ BLOCK_SIZE = 32
 NUM_ROWS_AT_ONCE = 128
 
 VARIANTS = {
-    "float32": (torch.float32, "none"),
-    "bfloat16": (torch.bfloat16, "none"),
-    "int8": (torch.bfloat16, "int8"),
+    "float32": (torch.float32, "none", "auto"),
+    "bfloat16": (torch.bfloat16, "none", "auto"),
+    "int8": (torch.bfloat16, "int8", "auto"),
+    "int8 KV": (torch.bfloat16, "none", "int8"),
 }
-"""Dtype and quantization of what is compared."""
-PAIRS = (("bfloat16", "float32"), ("int8", "float32"), ("int8", "bfloat16"))
+"""Dtype, quantization and dtype of KV of what is compared."""
+PAIRS = (
+    *(("bfloat16", "float32"), ("int8", "float32"), ("int8", "bfloat16")),
+    *(("int8 KV", "float32"), ("int8 KV", "bfloat16")),
+)
 """What is held against what."""
 
 
@@ -78,13 +82,13 @@ class Divergence:
 class Reader:
     """One variant of a model, which reads rows of text."""
 
-    def __init__(self, model: Path, dtype: torch.dtype, quantization: str, max_len: int) -> None:
-        loaded = load_model(model, dtype, torch.device("cpu"), lambda done, total: None, quantization=quantization)
-        config = loaded.config
+    def __init__(
+        self, model: Path, dtype: torch.dtype, quantization: str, kv_cache_dtype: str = "auto", *, max_len: int
+    ) -> None:
+        cpu, kinds = torch.device("cpu"), {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+        self.loaded: RunnableModel = load_model(model, dtype, cpu, lambda done, total: None, **kinds)
         num_blocks = -(-max_len // BLOCK_SIZE)
-        shape = kv_pool_shape(num_blocks, config.num_layers, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-        self.loaded: RunnableModel = loaded
-        self._pool = torch.zeros(shape, dtype=config.dtype)
+        self._pool = allocate_pool(BlockFormat.of(self.loaded.model, BLOCK_SIZE), num_blocks, cpu)
         self._block_table = list(range(num_blocks))
 
     def read(self, token_ids: Tensor) -> Iterator[Tensor]:

@@ -39,7 +39,7 @@ LEFT = ("down_proj",)
 def measure(name: str, rows: Tensor, home: Path) -> dict[str, Any]:
     """Compares both over rows of token ids [rows, length + 1], each read without what came before it."""
     quantized, plain = write_quantized(DEMO_MODEL, name, home, LEFT)
-    reader = Reader(quantized, torch.bfloat16, "none", rows.shape[1])
+    reader = Reader(quantized, torch.bfloat16, "none", max_len=rows.shape[1])
     truth = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     divergence, nats = Divergence(), [0.0, 0.0]
     for row in rows:

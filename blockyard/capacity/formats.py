@@ -15,6 +15,8 @@ CPU_WORD_BYTES, CPU_SCALE_BYTES = 4, 8
 GPU_SCALE_BYTES = 4
 # Dtypes that the CPU kernels compute in; torch computes in the others.
 CPU_DTYPES = ("float32", "bfloat16")
+# The CPU kernels multiply keys and values in int8 four at a time.
+BYTES_OF_WORD = 4
 # Quantizations allowed for the products that a quantized checkpoint leaves unquantized, such as its head.
 _BESIDE_STORED = ("none", "int8")
 
@@ -52,6 +54,29 @@ def check_quantization(quantization: str, network: DecoderConfig, device_type: s
         f"{quantization} needs {on_processors if 'cpu' in devices else ''}a GPU with our kernels; "
         f"this is {dtype_name} on {device_type}, kernels: {kernels}"
     )
+
+
+def check_kv_cache(kv_cache_dtype: str, network: DecoderConfig, device_type: str, kernels: str) -> None:
+    """Refuses a dtype of KV blocks that the kernels do not serve.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED.
+    """
+    if kv_cache_dtype in ("auto", network.dtype_name):
+        return
+    if kv_cache_dtype != "int8":
+        raise unusable(
+            f"--kv-cache-dtype {kv_cache_dtype} needs a model that computes in it; "
+            f"{network.architecture} computes in {network.dtype_name}: see --dtype"
+        )
+    if network.encoder is not None:
+        raise unusable(f"--kv-cache-dtype int8: {network.architecture} is an encoder, which keeps no KV blocks")
+    if network.head_dim % BYTES_OF_WORD:
+        raise unusable(
+            f"--kv-cache-dtype int8 needs heads of a multiple of {BYTES_OF_WORD} numbers, not {network.head_dim}"
+        )
+    if device_type != "cpu" and kernels != "reference":
+        raise unusable("--kv-cache-dtype int8 is served on a CPU: kernels for GPUs do not read such blocks yet")
 
 
 def check_ops(network: DecoderConfig, device_type: str, kernels: str) -> None:

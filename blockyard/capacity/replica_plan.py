@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.adapters import adapter_format, check_adapters, lora_bytes, lora_limits, wrong_limits
 from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
-from blockyard.capacity.formats import check_ops, check_quantization, held_in, weight_format
+from blockyard.capacity.formats import check_kv_cache, check_ops, check_quantization, held_in, weight_format
 from blockyard.capacity.limits import (
     DEFAULT_BLOCK_SIZE,
     DoesNotFit,
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 # (x86-64, Linux, torch 2.11); on a GPU its libraries' handles are left to the reserve of the utilization.
 PROCESS_BYTES = {"cpu": 310 << 20, "cuda": 256 << 20}
 KEYS_AND_VALUES = 2
+# The scale of a token's key or value in int8, for each head.
+KV_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,15 @@ class ReplicaPlan:
         return min((self.tightest.num_device_blocks - 1) // self._blocks.count_blocks(length), self.max_num_seqs)
 
 
-def block_bytes(network: DecoderConfig, share: Share, block_size: int, groups: KvGroups) -> int:
+def block_bytes(
+    network: DecoderConfig, share: Share, block_size: int, groups: KvGroups, kv_cache_dtype: str = "auto"
+) -> int:
     """Counts the bytes of a KV block at a rank, over its layers of one KV group."""
     num_layers = groups.count_layers(share.layers)
-    numbers = num_layers * KEYS_AND_VALUES * len(share.kv_heads) * block_size * network.head_dim
-    return numbers * ITEM_BYTES[network.dtype_name]
+    head_bytes = network.head_dim * ITEM_BYTES[network.dtype_name]
+    if kv_cache_dtype == "int8":
+        head_bytes = network.head_dim + KV_SCALE_BYTES
+    return num_layers * KEYS_AND_VALUES * len(share.kv_heads) * block_size * head_bytes
 
 
 def plan_replica(
@@ -144,6 +150,7 @@ def check_network(
     check_sizes(network, parallel)
     kernels = worker.gpu_kernels if kind == "cuda" else worker.cpu_kernels
     check_quantization(device.quantization, network, kind, kernels)
+    check_kv_cache(configuration.cache.kv_cache_dtype, network, kind, kernels)
     check_ops(network, kind, kernels)
     return kind, kernels
 
@@ -163,7 +170,8 @@ def _plan_rank(
     _refuse(wrong_profile_request(request))
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[kind]
     groups = KvGroups.of(network, kind)
-    pool = {"block_size": block_size, "block_bytes": block_bytes(network, share, block_size, groups)}
+    num_bytes_of_block = block_bytes(network, share, block_size, groups, configuration.cache.kv_cache_dtype)
+    pool = {"block_size": block_size, "block_bytes": num_bytes_of_block}
     if worker.device_cache_gib:
         cache_bytes = int(worker.device_cache_gib * 2**30)
         swap_space_bytes = request.swap_space_bytes

@@ -25,12 +25,16 @@ class DeviceType(StrEnum):
 
 
 class Dtype(StrEnum):
-    """The dtype that a model computes in; the values are those of `--dtype` and torch's names."""
+    """The dtype that a model computes in; the values are those of `--dtype` and torch's names.
+
+    INT8 is a dtype of KV blocks only, with those of `--kv-cache-dtype`.
+    """
 
     UNSPECIFIED = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+    INT8 = "int8"
 
 
 class Quantization(StrEnum):
@@ -115,7 +119,7 @@ NO_LORAS = LoraLimits()
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """The model to load, its task, and the format of its weights. Empty `model`: the demo model."""
+    """The model to load, its task, and the formats of its weights and KV blocks. Empty `model`: the demo model."""
 
     model: str = ""
     revision: str = ""
@@ -123,6 +127,7 @@ class LoadRequest:
     format: LoadFormat = LoadFormat.AUTO
     lora: LoraLimits = NO_LORAS
     task: Task = Task.UNSPECIFIED
+    kv_cache_dtype: Dtype = Dtype.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)

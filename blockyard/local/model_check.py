@@ -37,6 +37,7 @@ def read_model(folder: Path, configuration: SystemConfiguration) -> DecoderConfi
         load_format=configuration.load.load_format,
         num_workers=configuration.parallel.world_size,
         task=parse_task(configuration.load.task),
+        kv_cache_dtype=configuration.cache.kv_cache_dtype,
     )
     return outline
 

@@ -81,23 +81,31 @@ def needs_transformers(folder: Path, model_code: str) -> bool:
 
 
 def check_settings(
-    folder: Path, *, quantization: str, load_format: str, num_workers: int, task: Task = Task.UNSPECIFIED
+    folder: Path,
+    *,
+    quantization: str,
+    load_format: str,
+    num_workers: int,
+    task: Task = Task.UNSPECIFIED,
+    kv_cache_dtype: str = "auto",
 ) -> None:
     """Refuses settings that transformers' code does not support; raises BlockyardError MODEL_NOT_LOADED.
 
     `num_workers`: of a replica. `task`: the task to serve; UNSPECIFIED: as the model's files say.
     """
     architecture = read_outline(folder).architecture
-    wrong = list(_wrong_settings(quantization, load_format, num_workers))
+    wrong = list(_wrong_settings(quantization, load_format, num_workers, kv_cache_dtype))
     if (rule := read_rule(folder, task, architecture)) is not None:
         wrong.append(f"other task than to generate ({rule.task})")
     if wrong:
         raise unusable(f"transformers' code computes {architecture}, and takes no {', no '.join(wrong)}")
 
 
-def _wrong_settings(quantization: str, load_format: str, num_workers: int) -> Iterator[str]:
+def _wrong_settings(quantization: str, load_format: str, num_workers: int, kv_cache_dtype: str) -> Iterator[str]:
     if quantization != "none":
         yield f"--quantization {quantization}"
+    if kv_cache_dtype != "auto":
+        yield f"--kv-cache-dtype {kv_cache_dtype}"
     if load_format != "auto":
         yield f"--load-format {load_format}"
     if num_workers > 1:

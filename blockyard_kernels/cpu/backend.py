@@ -19,7 +19,7 @@ from blockyard_kernels.cpu import self_test
 from blockyard_kernels.cpu.build import library_path
 from blockyard_kernels.cpu.drafting import CpuDrafting
 from blockyard_kernels.cpu.huge_pages import HostArena
-from blockyard_kernels.cpu.library import Joint, Kind, Library, Op, TilesRefused
+from blockyard_kernels.cpu.library import Joint, Kind, Library, Op, Scheme, TilesRefused
 from blockyard_kernels.cpu.lora import CpuLoraOps
 from blockyard_kernels.cpu.mixture.ops import CpuMixtureOps
 from blockyard_kernels.cpu.op_stream import OpStream
@@ -34,7 +34,7 @@ from blockyard_kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_r
 from blockyard_kernels.launching import IMMEDIATE, Launcher
 from blockyard_kernels.lora import LoraOps, LoraRows, VirtualRows
 from blockyard_kernels.packed import QuantizedWeight, WeightRows
-from blockyard_kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec, QueryKeyNorms
+from blockyard_kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec, QueryKeyNorms, scale_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -257,6 +257,7 @@ class CpuBackend(RowOps, planning.AttentionPlanning):
             head_dim=shape.head_dim,
             block_size=kv_pool.shape[4],
             scale=shape.scale,
+            kv_scheme=Scheme.INT8 if kv_pool.dtype == torch.int8 else Scheme.UNQUANTIZED,
         )
 
     swap_blocks = staticmethod(blocks.swap_blocks)
@@ -266,10 +267,14 @@ class CpuBackend(RowOps, planning.AttentionPlanning):
         self, pool: Tensor, block_ids: npt.NDArray[np.integer[Any]], slots: npt.NDArray[np.integer[Any]]
     ) -> None:
         """Clears slots of blocks, whose inner layout is that of csrc/attention.h."""
-        words, (size, dim) = 4 // pool.itemsize, pool.shape[4:]
-        flat, blocks_, slots_ = pool.flatten(4), torch.from_numpy(block_ids), torch.from_numpy(slots)
-        flat[:, :, 0].unflatten(-1, (dim // words, size, words))[blocks_, :, :, :, slots_] = 0
-        flat[:, :, 1].unflatten(-1, (size // words, dim, words))[blocks_, :, :, slots_ // words, :, slots_ % words] = 0
+        words, size, scale = 4 // pool.itemsize, pool.shape[4], scale_width(pool.dtype)
+        dim, blocks_, slots_ = pool.shape[5] - scale, torch.from_numpy(block_ids), torch.from_numpy(slots)
+        numbers, scales = pool.flatten(4).split([size * dim, size * scale], -1)
+        keys, values = numbers[:, :, 0], numbers[:, :, 1]
+        keys.unflatten(-1, (dim // words, size, words))[blocks_, :, :, :, slots_] = 0
+        values.unflatten(-1, (size // words, dim, words))[blocks_, :, :, slots_ // words, :, slots_ % words] = 0
+        if scale:
+            scales.unflatten(-1, (size, scale))[blocks_, :, :, :, slots_] = 0
 
     def capture(
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes

@@ -146,6 +146,7 @@ class Op(ctypes.Structure):
         ("order", ctypes.c_void_p),
         ("group", ctypes.c_int64),
         ("norms_follow", ctypes.c_int32),
+        ("kv_scheme", ctypes.c_int32),
         ("rotary_stride", ctypes.c_int64),
         ("kv_group", ctypes.c_int64),
     )

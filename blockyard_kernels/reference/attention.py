@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blockyard_kernels.planning import SPLIT, Wave, make_waves
 from blockyard_kernels.reference.elementwise import cap
+from blockyard_kernels.reference.int8 import read_heads
 
 if TYPE_CHECKING:
     from blockyard_kernels.ops import AttentionBatch
@@ -45,7 +46,7 @@ def paged_attention(
     scaled = (query.float() * shape.scale).view(-1, shape.head_dim)
     result = torch.empty_like(scaled)
     # One row of the view is one head's keys (or values) of one block.
-    rows = kv_pool.view(-1, batch.block_size * shape.head_dim)
+    rows = kv_pool.view(-1, batch.block_size, kv_pool.shape[-1])
     first = layer * 2 * shape.num_kv_heads
     keys, values = rows[first:], rows[first + shape.num_kv_heads :]
     for wave in waves:
@@ -65,7 +66,7 @@ def _attend(
     scores = query.new_empty(num_pairs, heads, wave.num_rows, SPLIT)
     for part in slabs:
         picked = tiles.index_select(0, wave.pair_tiles[part]).view(-1, wave.num_rows, dim)
-        key = keys.index_select(0, wave.pool_rows[part].flatten()).view(-1, SPLIT, dim).float()
+        key = read_heads(keys.index_select(0, wave.pool_rows[part].flatten())).view(-1, SPLIT, dim)
         _multiply(picked, key.transpose(1, 2), scores[part].view(-1, wave.num_rows, SPLIT))
     if shape.softcap:
         scores = cap(scores, shape.softcap)
@@ -79,7 +80,7 @@ def _attend(
     for part in slabs:
         weights = scores[part].sub_(maximum.index_select(0, wave.pair_tiles[part])).exp_()
         torch.sum(weights, -1, keepdim=True, out=sums[part])
-        value = values.index_select(0, wave.pool_rows[part].flatten()).view(-1, SPLIT, dim).float()
+        value = read_heads(values.index_select(0, wave.pool_rows[part].flatten())).view(-1, SPLIT, dim)
         _multiply(weights.view(-1, wave.num_rows, SPLIT), value, products[part].view(-1, wave.num_rows, dim))
     divisors = _add_splits(sums, wave)
     if sink_scores is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from blockyard_kernels.reference.int8 import quantize_heads
 from blockyard_kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 if TYPE_CHECKING:
@@ -172,18 +173,20 @@ def _write(keys_values: Tensor, batch: AttentionBatch, kv_pool: Tensor, layer: i
     """Writes [T, 2K, D] to the layer's slots, and clears what a fresh block held before."""
     if batch.fresh_blocks.numel():
         kv_pool[:, layer].index_fill_(0, batch.fresh_blocks, 0)
-    head_dim = kv_pool.shape[-1]
+    if kv_pool.dtype == torch.int8:
+        keys_values = quantize_heads(keys_values)
+    width = kv_pool.shape[-1]
     rows: Tensor | None = batch.work_lists.get(_SLOTS)
     if rows is None:
         rows = batch.work_lists[_SLOTS] = _slot_rows(batch, kv_pool, keys_values.shape[1])
-    layers = kv_pool.view(-1, head_dim)[layer * kv_pool.stride(1) // head_dim :]
-    layers.index_copy_(0, rows, keys_values.reshape(-1, head_dim))
+    layers = kv_pool.view(-1, width)[layer * kv_pool.stride(1) // width :]
+    layers.index_copy_(0, rows, keys_values.reshape(-1, width))
 
 
 def _slot_rows(batch: AttentionBatch, kv_pool: Tensor, num_heads: int) -> Tensor:
-    """Returns [T * num_heads]: the pool rows (of head_dim numbers) of each token's keys and values in layer 0."""
-    head_dim, block_size = kv_pool.shape[-1], batch.block_size
+    """Returns [T * num_heads]: the pool rows of each token's keys and values in layer 0; a row is one head's."""
+    width, block_size = kv_pool.shape[-1], batch.block_size
     block_ids, offsets = batch.slot_mapping // block_size, batch.slot_mapping % block_size
-    first_rows = block_ids * (kv_pool.stride(0) // head_dim) + offsets
+    first_rows = block_ids * (kv_pool.stride(0) // width) + offsets
     heads = torch.arange(num_heads, device=kv_pool.device) * block_size
     return (first_rows[:, None] + heads).flatten()

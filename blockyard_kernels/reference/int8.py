@@ -1,4 +1,4 @@
-"""Defines, in torch, products in int8. Every backend must give the same bits.
+"""Defines, in torch, products in int8, and keys and values in int8. Every backend must give the same bits of both.
 
 Each row of both factors is quantized separately in each leaf: weights, whose rows are outputs, when they are packed,
 and activations when they are multiplied. Sums of integers are exact, so a row's bits depend on that row only, and the
@@ -33,6 +33,20 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     inverse = torch.where(largest < SMALLEST_MAGNITUDE, 0, torch.full_like(largest, LEVELS) / largest)
     levels = (wide * inverse[:, None]).round().nan_to_num(0).to(torch.int8)
     return levels, torch.where(largest.isfinite(), largest / LEVELS, torch.nan)
+
+
+def quantize_heads(heads: Tensor) -> Tensor:
+    """Quantizes keys or values [T, K, D] as rows are -> [T, K, D + 4] int8, the last 4 bytes of each its scale."""
+    levels, scales = quantize_rows(heads.flatten(0, 1))
+    return torch.cat([levels, scales[:, None].view(torch.int8)], 1).view(*heads.shape[:2], -1)
+
+
+def read_heads(heads: Tensor) -> Tensor:
+    """Returns keys or values of a pool [..., D] in float32; [..., D + 4] int8 are turned into what they are worth."""
+    if heads.dtype != torch.int8:
+        return heads.float()
+    scales = heads[..., -torch.float32.itemsize :].contiguous().view(torch.float32)
+    return heads[..., : -torch.float32.itemsize].float() * scales
 
 
 def linear_int8(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, leaves: int = 1) -> Tensor:

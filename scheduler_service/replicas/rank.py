@@ -70,6 +70,8 @@ def configuration_digest(configuration: SchedulerConfiguration, parallel: Parall
     ]
     if any(drafts := configuration.speculation.find_limits(parallel)):
         settings.append(drafts)
+    if cache.kv_cache_dtype != "auto":
+        settings.append((cache.kv_cache_dtype,))
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
@@ -266,6 +268,7 @@ class Rank:
             LoadFormat(configuration.load.load_format),
             lora_limits(configuration.lora),
             parse_task(configuration.load.task),
+            Dtype(configuration.cache.kv_cache_dtype),
         )
         with self._phase(StartPhase.LOAD_MODEL), self._spans.step("load_model") as span:
             async for event in self.link.load_model(request):

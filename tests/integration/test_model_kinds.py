@@ -1,4 +1,4 @@
-"""A mixture and a quantized checkpoint through whole processes; the other kinds are the oracle's own run."""
+"""A mixture, a quantized checkpoint and KV in int8 through whole processes; other kinds are the oracle's own run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("kind", ["gpt_oss", "awq"])
+@pytest.mark.parametrize("kind", ["gpt_oss", "awq", "int8_kv"])
 async def test_answers_are_those_of_running_alone(kind: str, tmp_path: Path) -> None:
     await check_kind(kind, tmp_path)

@@ -201,8 +201,9 @@ def test_it_is_chosen_where_there_is_no_code_of_ours(monkeypatch: pytest.MonkeyP
 
 def test_what_our_own_code_alone_takes_is_refused() -> None:
     folder = foreign_model("HyperCLOVAXConfig")
-    words = "takes no --quantization int8, no --load-format random, no replica of 2 workers"
-    more: dict[str, Any] = {"quantization": "int8", "load_format": "random", "parallel": Parallel(2)}
+    words = "takes no --quantization int8, no --kv-cache-dtype int8, no --load-format random, no replica of 2 workers"
+    more: dict[str, Any] = {"quantization": "int8", "kv_cache_dtype": "int8", "load_format": "random"}
+    more["parallel"] = Parallel(2)
     with pytest.raises(BlockyardError, match=words):
         load_as_a_worker(folder, **more)
     loaded = load_as_a_worker(folder)

@@ -17,7 +17,7 @@ from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
 from blockyard.model_config.kv_groups import KvGroups
 from blockyard_kernels.lora import VirtualRows
 from blockyard_kernels.ops import AttentionBatch, Backend, kv_pool_shape
-from blockyard_kernels.shapes import AttentionShape
+from blockyard_kernels.shapes import AttentionShape, scale_width
 from worker_service.models.description import Module, OtherModule, describe_modules, list_modules
 from worker_service.models.layers import DecoderLayer, Embedding, LMHead, SharedVocabulary, StepContext
 from worker_service.models.rotary import PART, rotary_table
@@ -249,9 +249,9 @@ class DecoderModel:
         block_tables = np.arange(groups.num_groups * num_blocks).reshape(-1, num_blocks)
         sizes = FINGERPRINT_BLOCK_SIZE, config.sliding_window, groups.num_groups
         batch = self._backend.plan_attention(lengths, lengths, block_tables, *sizes)
-        heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim
+        heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim + scale_width(config.kv_dtype)
         shape = kv_pool_shape(block_tables.size, groups.count_layers(share.layers), *heads)
-        pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
+        pool = torch.empty(shape, dtype=config.kv_dtype, device=self._backend.device)
         return self.forward(token_ids, batch, pool)
 
     def modules(self) -> list[Module | OtherModule]:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.formats import check_quantization, held_in, weight_format
+from blockyard.capacity.formats import check_kv_cache, check_quantization, held_in, weight_format
 from blockyard.capacity.weights import check_room, weights_bytes
 from blockyard.contract.models import Task
 from blockyard.contract.parallel import ALONE, Parallel
@@ -20,7 +20,7 @@ from blockyard.telemetry import EventLogger
 from blockyard_kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
 from worker_service.models.builder import build_decoder
-from worker_service.models.model_config import ModelConfig, read_config
+from worker_service.models.model_config import ModelConfig, hold_kv_in, read_config
 from worker_service.models.packed_files import (
     Facts,
     Key,
@@ -125,6 +125,7 @@ def load_model(
     packed_cache: Path | None = None,
     task: Task = Task.UNSPECIFIED,
     model_code: str = "auto",
+    kv_cache_dtype: str = "auto",
 ) -> RunnableModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -135,33 +136,32 @@ def load_model(
         on_progress: called with (bytes read, bytes in all) after each tensor.
         kernels: one of `blockyard_kernels.select.CPU_KERNELS` or `GPU_KERNELS`, by the device.
         quantization: one of `blockyard_kernels.select.QUANTIZATIONS`.
-        load_format: "auto"; "sharded" or "packed" for saved weights of this format; or "random" for random weights,
-            made on the device, if the folder has none.
+        load_format: "auto"; "sharded" or "packed" for saved weights; "random" for random ones, made on the device.
         parallel: this rank's place; its share of the weights is loaded.
         batch_invariant: whether a GPU must give a row the same bits in every step.
         can_sleep: whether a GPU's memory must allow to be released for sleep; a CPU's memory always does.
         packed_cache: the folder that keeps packed weights of "auto" for the next load; None: they are not kept.
         task: the task for which the model is served; UNSPECIFIED: the task in its files.
         model_code: one of `blockyard.model_config.fallback.MODEL_CODES`.
+        kv_cache_dtype: the dtype of KV blocks; "auto": the model's.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
     """
     started = time.perf_counter()
     if needs_transformers(folder, model_code):
-        num_workers = parallel.world_size
-        check_settings(folder, quantization=quantization, load_format=load_format, num_workers=num_workers, task=task)
+        asked = {"quantization": quantization, "load_format": load_format, "kv_cache_dtype": kv_cache_dtype}
+        check_settings(folder, **asked, num_workers=parallel.world_size, task=task)
         place = folder, dtype, device
         return _load_by_transformers(*place, on_progress, kernels, started, batch_invariant=batch_invariant)
-    config = read_config(folder, dtype, task)
-    _check(config, parallel, device, kernels, quantization)
+    config = hold_kv_in(kv_cache_dtype, read_config(folder, dtype, task))
+    _check(config, parallel, device, kernels, quantization, kv_cache_dtype)
     held = config.stored.method if config.stored is not None else quantization
     try:
         backend = get_backend(device, config.dtype, kernels, quantization, batch_invariant=batch_invariant)
     except ValueError as error:
         raise unusable(str(error)) from None
-    sleeps = can_sleep or device.type == "cpu"
-    target = _Target(config, backend, held, parallel, folder, load_format, sleeps, started)
+    target = _Target(config, backend, held, parallel, folder, load_format, can_sleep or device.type == "cpu", started)
     pack = target.find_pack(packed_cache)
     loaded = _load_packed(pack, target, on_progress) if pack else None
     if loaded is None:
@@ -307,12 +307,20 @@ def facts_of(loaded: RunnableModel, companions: Mapping[str, str] = NO_COMPANION
     return Facts(loaded.weights_digest, loaded.tensors, loaded.model.has_two_tables, companions)
 
 
-def _check(config: ModelConfig, parallel: Parallel, device: torch.device, kernels: str, quantization: str) -> None:
+def _check(
+    config: ModelConfig,
+    parallel: Parallel,
+    device: torch.device,
+    kernels: str,
+    quantization: str,
+    kv_cache_dtype: str,
+) -> None:
     """Logs remarks. Raises BlockyardError MODEL_NOT_LOADED if the weights cannot be sharded or do not fit."""
     for remark in config.remarks:
         log.warning(remark)
     check_sizes(config, parallel)
     check_quantization(quantization, config, device.type, kernels)
+    check_kv_cache(kv_cache_dtype, config, device.type, kernels)
     held = weight_format(device.type, config.dtype_name, quantization, kernels)
     num_bytes = weights_bytes(config, Share.of(config, parallel), held)
     check_room(num_bytes, room_for_weights(device), held_in(config, quantization), device.type)

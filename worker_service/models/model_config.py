@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +23,13 @@ class ModelConfig(DecoderConfig):
     """A decoder's architecture. Read from config.json; the rest of the worker reads sizes from it."""
 
     dtype: torch.dtype
+    quantized_kv: torch.dtype | None = None
+    """The dtype of KV blocks; None: `dtype`, they are not quantized."""
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The dtype of KV blocks."""
+        return self.quantized_kv or self.dtype
 
 
 def read_config(folder: Path, dtype: torch.dtype | None, task: Task = Task.UNSPECIFIED) -> ModelConfig:
@@ -39,3 +46,8 @@ def read_config(folder: Path, dtype: torch.dtype | None, task: Task = Task.UNSPE
     network = read_network(folder, "auto" if dtype is None else str(dtype).removeprefix("torch."), task)
     values = {field.name: getattr(network, field.name) for field in fields(DecoderConfig)}
     return ModelConfig(**values, dtype=_DTYPES[network.dtype_name])
+
+
+def hold_kv_in(kv_cache_dtype: str, config: ModelConfig) -> ModelConfig:
+    """Returns the configuration with KV blocks of a dtype; "auto" and the model's own dtype leave it as it is."""
+    return replace(config, quantized_kv=torch.int8) if kv_cache_dtype == "int8" else config

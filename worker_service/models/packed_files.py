@@ -14,7 +14,7 @@ import secrets
 import struct
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import torch
@@ -126,7 +126,7 @@ def make_key(
     """
     return {
         "config.json": model_digest,
-        "configuration": hashlib.sha256(repr(config).encode()).hexdigest(),
+        "configuration": hashlib.sha256(repr(replace(config, quantized_kv=None)).encode()).hexdigest(),
         "kernels": f"{backend.name} {backend.identity}",
         "version of Blockyard": source_digest(),
         "dtype": str(config.dtype).removeprefix("torch."),

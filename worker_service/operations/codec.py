@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import administration_pb2
+from blockyard.contract.codec.workers import DTYPES
+from blockyard.contract.workers import Dtype
 from blockyard.worker.v1 import worker_pb2
 from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions
 from worker_service.weights.update import TensorHead
@@ -22,8 +24,8 @@ PROFILE_DETAILS = {
 PIECE_BYTES = 1 << 20
 
 
-def encode_kv_groups(set_up: SetUp, dtype: worker_pb2.Dtype.ValueType) -> list[worker_pb2.KvGroup]:
-    """Encodes the layers that keep the same tokens, once a worker has pools. `dtype`: the model's."""
+def encode_kv_groups(set_up: SetUp) -> list[worker_pb2.KvGroup]:
+    """Encodes the layers that keep the same tokens, once a worker has pools."""
     if set_up.loaded is None or set_up.executor is None:
         return []
     model, blocks = set_up.loaded.model, set_up.executor.cache.block_format
@@ -38,7 +40,7 @@ def encode_kv_groups(set_up: SetUp, dtype: worker_pb2.Dtype.ValueType) -> list[w
                 block_size=blocks.block_size,
                 num_kv_heads=blocks.num_kv_heads,
                 head_dim=blocks.head_dim,
-                dtype=dtype,
+                dtype=DTYPES.encode(Dtype(str(blocks.dtype).removeprefix("torch."))),
                 sliding_window=max(windows, default=0),
                 page_bytes=blocks.block_bytes,
             )

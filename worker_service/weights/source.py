@@ -117,7 +117,8 @@ def open_source(
     """
     folder, root = find_folder(told, *wanted, loaded.folder, root)
     _require_readable(folder / "config.json", root)
-    if read_config(folder, loaded.config.dtype, loaded.config.task) != loaded.config:
+    config = read_config(folder, loaded.config.dtype, loaded.config.task)
+    if config != replace(loaded.config, quantized_kv=None):
         raise unusable(f"{folder / 'config.json'} describes another model than the loaded one")
     files = open_weights(
         loaded.config, folder, loaded.backend.device, loaded.origin.load_format, on_progress, loaded.parallel, root

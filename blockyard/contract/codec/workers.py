@@ -72,6 +72,7 @@ _LOAD_REQUEST = MessageCodec(
     format=LOAD_FORMATS,
     lora=LORA_LIMITS,
     task=TASKS,
+    kv_cache_dtype=DTYPES,
 )
 _SAVE_REQUEST = MessageCodec(SaveRequest, worker_pb2.SaveStateRequest, format=STATE_FORMATS)
 
@@ -106,7 +107,10 @@ def encode_device_request(request: DeviceRequest) -> worker_pb2.InitDeviceReques
 
 
 def decode_device_request(message: worker_pb2.InitDeviceRequest) -> DeviceRequest:
-    _refuse_unknown(message, device_type=DEVICE_TYPES.find(message.device_type), dtype=DTYPES.find(message.dtype))
+    dtype = DTYPES.find(message.dtype)
+    # No model computes in it.
+    dtype = None if dtype is Dtype.INT8 else dtype
+    _refuse_unknown(message, device_type=DEVICE_TYPES.find(message.device_type), dtype=dtype)
     return _DEVICE_REQUEST.decode(message)
 
 
@@ -123,7 +127,8 @@ def decode_load_request(message: worker_pb2.LoadModelRequest) -> LoadRequest:
     # A checkpoint may hold its weights so; nobody asks for it.
     quantization = None if quantization is Quantization.INT4_GROUP else quantization
     load_format, task = LOAD_FORMATS.find(message.format), TASKS.find(message.task)
-    _refuse_unknown(message, quantization=quantization, format=load_format, task=task)
+    kv_cache_dtype = DTYPES.find(message.kv_cache_dtype)
+    _refuse_unknown(message, quantization=quantization, format=load_format, task=task, kv_cache_dtype=kv_cache_dtype)
     request = _LOAD_REQUEST.decode(message)
     lora = request.lora
     return replace(request, lora=replace(lora, max_cpu_loras=lora.max_cpu_loras or lora.max_loras))

@@ -64,9 +64,11 @@ class _DtypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dtype.ValueType
     """16 bits, 8 of them exponent."""
     DTYPE_FLOAT16: _Dtype.ValueType  # 3
     """16 bits, 5 of them exponent."""
+    DTYPE_INT8: _Dtype.ValueType  # 4
+    """8 bits, with a float32 scale for each token and key-value head. KV blocks only."""
 
 class Dtype(_Dtype, metaclass=_DtypeEnumTypeWrapper):
-    """The data type to compute in."""
+    """The data type to compute in, or of KV blocks."""
 
 DTYPE_UNSPECIFIED: Dtype.ValueType  # 0
 """The data type in the model's configuration."""
@@ -76,6 +78,8 @@ DTYPE_BFLOAT16: Dtype.ValueType  # 2
 """16 bits, 8 of them exponent."""
 DTYPE_FLOAT16: Dtype.ValueType  # 3
 """16 bits, 5 of them exponent."""
+DTYPE_INT8: Dtype.ValueType  # 4
+"""8 bits, with a float32 scale for each token and key-value head. KV blocks only."""
 Global___Dtype: _TypeAlias = Dtype  # noqa: Y015
 
 class _Quantization:
@@ -985,6 +989,7 @@ class LoadModelRequest(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A folder on the worker's machine, or a hub id."""
     revision: _builtins.str
@@ -997,6 +1002,10 @@ class LoadModelRequest(_message.Message):
     """The source of the weights."""
     task: _pooling_pb2.Task.ValueType
     """The task that the model is served for. MODEL_NOT_LOADED if the model cannot do it."""
+    kv_cache_dtype: Global___Dtype.ValueType
+    """The data type of KV blocks. Default: the one that the model computes in. MODEL_NOT_LOADED if the device, its kernels
+    or the model's code does not support it.
+    """
     @_builtins.property
     def lora(self) -> Global___LoraLimits:
         """Limits for adapters; the worker reserves memory for them. Absent: no adapters."""
@@ -1010,10 +1019,11 @@ class LoadModelRequest(_message.Message):
         format: Global___LoadFormat.ValueType = ...,
         lora: Global___LoraLimits | None = ...,
         task: _pooling_pb2.Task.ValueType = ...,
+        kv_cache_dtype: Global___Dtype.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "lora", b"lora", "model", b"model", "quantization", b"quantization", "revision", b"revision", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "kv_cache_dtype", b"kv_cache_dtype", "lora", b"lora", "model", b"model", "quantization", b"quantization", "revision", b"revision", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

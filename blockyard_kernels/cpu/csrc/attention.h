@@ -5,18 +5,18 @@
 // positions. Within a cut a row takes the maximum of its own scores, exponentials rounded to the type of the values,
 // their sum and product; cuts are merged in order with a running maximum (Milakov and Gimelshein, arXiv 1805.02867).
 // What a row does not see counts as an exact zero, so neither its neighbours nor how the step was cut can change a bit.
+// A pool in int8 has the same layout of words: see kv_int8.h.
 #pragma once
 
-#include "linear.h"
-
-constexpr int CUT = 256;
+#include "kv_int8.h"
 
 struct PoolShape {
-    int64_t block_stride, layer_offset, num_kv_heads, head_dim, block_size;
+    int64_t block_stride, layer_offset, num_kv_heads;
+    int64_t tile;  // elements of a head's keys in a block
 
     template <class E>
     const E* keys(const void* pool, int64_t block, int64_t head) const {
-        return (const E*)pool + block * block_stride + layer_offset + head * block_size * head_dim;
+        return (const E*)pool + block * block_stride + layer_offset + head * tile;
     }
     template <class E>
     const E* values(const void* pool, int64_t block, int64_t head) const {
@@ -25,7 +25,8 @@ struct PoolShape {
 };
 
 inline PoolShape pool_shape(const Op& op) {
-    return {op.block_stride, op.layer_offset, op.num_kv_heads, op.head_dim, op.block_size};
+    const int64_t scale_bytes = op.kv_scheme == INT8 ? sizeof(float) : 0;
+    return {op.block_stride, op.layer_offset, op.num_kv_heads, op.block_size * (op.head_dim + scale_bytes)};
 }
 
 // Where attention of a tile and a head begins: at the first of all its keys, or at a cut that is computed alone.
@@ -82,20 +83,25 @@ struct AttentionScratch {
           totals(MAX_ATTENTION_ROWS * padded) {}
 
     int64_t dim, padded;
-    std::vector<E> query, keys, values;
+    std::vector<E> query;
+    std::vector<uint32_t> keys, values;
     std::vector<float> scores;
     std::vector<E> weights;
     std::vector<float> results, totals;
     float maxima[MAX_ATTENTION_ROWS], sums[MAX_ATTENTION_ROWS];
+    DigitScratch digits;
 };
 
-template <class E>
+// `S`: what keys and values are held in, the op's type or bytes whose dot product the processor has.
+template <class E, class S = E>
 class AttentionRunner {
    public:
     AttentionRunner(const Op& op, const Step& step, AttentionScratch<E>& scratch)
         : op_(op), step_(step), visible_{&op, &step}, pool_(pool_shape(op)), scratch_(scratch),
-          group_(op.num_heads / op.num_kv_heads), dim_words_(op.head_dim / PER_WORD<E>),
-          scale_((op.softcap ? op.softcap : op.scale) * LOG2_OF_E) {}
+          group_(op.num_heads / op.num_kv_heads), dim_words_(op.head_dim / PER_WORD<S>),
+          scale_((op.softcap ? op.softcap : op.scale) * LOG2_OF_E) {
+        if constexpr (IS_QUANTIZED) scratch.digits.reserve(op.head_dim, scratch.padded);
+    }
 
     // Computes all cuts of a unit. `next`: the unit whose keys are read after this one's, if it has a tile.
     void run(const AttentionUnit& unit, const AttentionUnit& next) {
@@ -194,40 +200,92 @@ class AttentionRunner {
         for (int row = 0; row < num_rows_; row++) {
             const int64_t token = tile_->first_row + row / num_members_, member = first_member_ + row % num_members_;
             const E* source = (const E*)op_.input + token * op_.input_stride + (head_ * group_ + member) * op_.head_dim;
-            memcpy(scratch_.query.data() + row * op_.head_dim, source, sizeof(E) * op_.head_dim);
+            if constexpr (IS_QUANTIZED) {
+                DigitScratch& digits = scratch_.digits;
+                uint8_t* upper = digits.queries.data() + 2 * row * digits.query_stride;
+                Largest largest;
+                visit_vectors(source, op_.head_dim, [&](int64_t, Floats x) { largest.see(x); });
+                digits.query_scales[row] = split_row(
+                    source, op_.head_dim, largest.value(), QUERY_LEVELS, QUERY_SHIFT, upper, upper + digits.query_stride);
+            } else {
+                memcpy(scratch_.query.data() + row * op_.head_dim, source, sizeof(E) * op_.head_dim);
+            }
+        }
+        if constexpr (IS_QUANTIZED) {
+            DigitScratch& digits = scratch_.digits;
+            memset(digits.queries.data() + 2 * num_rows_ * digits.query_stride, 1, digits.query_stride);
         }
     }
+
+    // The left sides of both products: rows of words that are so many words apart.
+    struct Factors {
+        const uint32_t* words;
+        int64_t stride;
+        int num_rows;
+    };
+
+    Factors query_factors() const {
+        const DigitScratch& digits = scratch_.digits;
+        if constexpr (IS_QUANTIZED) return {(const uint32_t*)digits.queries.data(), digits.query_stride / 4, 2 * num_rows_ + 1};
+        return {(const uint32_t*)scratch_.query.data(), dim_words_, num_rows_};
+    }
+
+    Factors weight_factors() const {
+        if constexpr (IS_QUANTIZED)
+            return {(const uint32_t*)scratch_.digits.weights.data(), CUT / PER_WORD<S>, 2 * num_rows_ + NUM_UNUSED};
+        return {(const uint32_t*)scratch_.weights.data(), CUT / PER_WORD<S>, num_rows_};
+    }
+
+    // Where they go: a product's row has the place of its factor's.
+    float* all_scores() const { return IS_QUANTIZED ? scratch_.digits.scores.data() : scratch_.scores.data(); }
+    float* all_products() const { return IS_QUANTIZED ? scratch_.digits.products.data() : results_.products; }
 
     void run_cut(const Cut& cut) {
         // With one tile of rows, memory gives keys and values more slowly than they are multiplied, and lies in pieces too
         // short for the processor to see what comes: values are fetched while keys are read, and the next keys after.
         const bool streams =
             num_rows_ <= MAX_TILE_ROWS && op_.block_size % TILE_COLUMNS == 0 && op_.head_dim % TILE_COLUMNS == 0;
-        streams ? run_cut<SAME_LINES>(cut) : run_cut<NO_LINES>(cut);
+        if constexpr (IS_QUANTIZED) {
+            find_blocks(cut);
+            look_ahead(streams);
+            gather_scales();
+            run_cut<NO_LINES>(cut);
+            join_products();
+        } else {
+            find_blocks(cut);
+            streams ? run_cut<SAME_LINES>(cut) : run_cut<NO_LINES>(cut);
+        }
     }
 
     template <int LINES>
     void run_cut(const Cut& cut) {
-        find_blocks(cut);
-        for (int row = 0; row < num_rows_; row += ROWS_AT_ONCE) scores_of<LINES>(row, cut.num_keys);
+        if (op_.block_size < VL) gather_keys();
+        const int num_queries = query_factors().num_rows, num_weights = weight_factors().num_rows;
+        scores_of<LINES>(0, num_queries, cut.num_keys);
+        for (int row = ROWS_AT_ONCE; row < num_queries; row += ROWS_AT_ONCE)
+            scores_of<NO_LINES>(row, num_queries, cut.num_keys);
         for (int row = 0; row < num_rows_; row++) weigh(row, cut.first_key, cut.num_keys);
-        for (int row = 0; row < num_rows_; row += ROWS_AT_ONCE) products_of<LINES>(row, cut.num_keys);
+        const bool gathers = op_.head_dim % VL || value_run_ % PIECE_WORDS;
+        if (gathers) gather_values();
+        products_of<LINES>(0, num_weights, cut.num_keys);
+        for (int row = ROWS_AT_ONCE; row < num_weights; row += ROWS_AT_ONCE)
+            products_of<NO_LINES>(row, num_weights, cut.num_keys);
     }
 
     template <int LINES>
-    INLINE void scores_of(int row, int64_t num_keys) {
-        const int num_rows = std::min(num_rows_ - row, ROWS_AT_ONCE);
+    INLINE void scores_of(int row, int end, int64_t num_keys) {
+        const int num_rows = std::min(end - row, ROWS_AT_ONCE);
 #if defined(HAS_TILES)
-        if constexpr (ON_TILES<E>) return compute_scores_on_tiles<LINES>(num_rows, row, num_keys);
+        if constexpr (ON_TILES<S>) return compute_scores_on_tiles<LINES>(num_rows, row, num_keys);
 #endif
         choose_scores<LINES, ROWS_AT_ONCE>(num_rows, row, num_keys);
     }
 
     template <int LINES>
-    INLINE void products_of(int row, int64_t num_keys) {
-        const int num_rows = std::min(num_rows_ - row, ROWS_AT_ONCE);
+    INLINE void products_of(int row, int end, int64_t num_keys) {
+        const int num_rows = std::min(end - row, ROWS_AT_ONCE);
 #if defined(HAS_TILES)
-        if constexpr (ON_TILES<E>) return compute_products_on_tiles<LINES>(num_rows, row, num_keys);
+        if constexpr (ON_TILES<S>) return compute_products_on_tiles<LINES>(num_rows, row, num_keys);
 #endif
         choose_products<LINES, ROWS_AT_ONCE>(num_rows, row, num_keys);
     }
@@ -237,21 +295,55 @@ class AttentionRunner {
         num_blocks_ = (int)cut.num_blocks;
         for (int i = 0; i < num_blocks_; i++) {
             const int32_t block = cut.blocks[std::max<int64_t>(i, cut.num_hidden)];
-            keys_[i] = (const uint32_t*)pool_.keys<E>(op_.pool, block, head_);
-            values_[i] = (const uint32_t*)pool_.values<E>(op_.pool, block, head_);
+            keys_[i] = (const uint32_t*)pool_.keys<S>(op_.pool, block, head_);
+            values_[i] = (const uint32_t*)pool_.values<S>(op_.pool, block, head_);
         }
         key_run_ = op_.block_size;
-        value_run_ = op_.block_size / PER_WORD<E>;
+        value_run_ = op_.block_size / PER_WORD<S>;
         value_stride_ = op_.head_dim;
-        if (op_.block_size < VL) gather_keys();
-        if (op_.head_dim % VL || value_run_ % PIECE_WORDS) gather_values();
+    }
+
+    // The scales of a block's keys or values lie behind these.
+    const float* scales_behind(const uint32_t* tile) const { return (const float*)(tile + op_.block_size * dim_words_); }
+
+    void gather_scales() {
+        const int64_t size = op_.block_size;
+        for (int i = 0; i < num_blocks_; i++) {
+            copy_scales(scales_behind(keys_[i]), size, scratch_.digits.key_scales + i * size);
+            copy_scales(scales_behind(values_[i]), size, scratch_.digits.value_scales + i * size);
+        }
+    }
+
+    static INLINE void copy_scales(const float* scales, int64_t size, float* place) {
+        if (size < VL) memcpy(place, scales, 4 * size);
+        for (int64_t i = 0; i + VL <= size; i += VL) store(place + i, load(scales + i));
+    }
+
+    // Lists the values of this cut and the keys of the next one, and how many lines are fetched with each step of what is
+    // computed. The shares are how long this takes, in microseconds of a processor with AMX.
+    void look_ahead(bool streams) {
+        ahead_.begin(pool_.tile);
+        if (streams) {
+            for (int i = 0; i < num_blocks_; i++) ahead_.add(values_[i]);
+            for (int i = 0; i < next_.num_blocks; i++) {
+                ahead_.add(pool_.template keys<S>(op_.pool, next_.blocks[i], next_.head));
+                const auto* values = (const uint32_t*)pool_.template values<S>(op_.pool, next_.blocks[i], next_.head);
+                _mm_prefetch((const char*)scales_behind(values), _MM_HINT_T1);
+            }
+        }
+        constexpr float SCORES = 0.6f, WEIGHTS = 0.25f, VALUES = 0.25f, PRODUCTS = 0.4f;
+        const float lines = (float)ahead_.size() / (SCORES + WEIGHTS * (float)num_rows_ + VALUES + PRODUCTS);
+        ahead_of_tile_ = (int64_t)(lines * SCORES / (CUT / TILE_COLUMNS) + 1);
+        ahead_of_vector_ = (int64_t)(lines * WEIGHTS / (CUT / VL) + 1);
+        ahead_of_block_ = (int64_t)(lines * VALUES / (float)std::max(num_blocks_, 1) + 1);
+        ahead_of_column_ = (int64_t)(lines * PRODUCTS * TILE_COLUMNS / (float)scratch_.padded + 1);
     }
 
     // Blocks shorter than a vector: their keys side by side, as if in one block of 256.
     void gather_keys() {
         const int64_t size = op_.block_size;
-        scratch_.keys.resize(dim_words_ * CUT * PER_WORD<E>);
-        uint32_t* all = (uint32_t*)scratch_.keys.data();
+        scratch_.keys.resize(dim_words_ * CUT);
+        uint32_t* all = scratch_.keys.data();
         for (int i = 0; i < num_blocks_; i++)
             for (int64_t d = 0; d < dim_words_; d++) memcpy(all + d * CUT + i * size, keys_[i] + d * size, 4 * size);
         keys_[0] = all;
@@ -261,18 +353,23 @@ class AttentionRunner {
     // Values narrower than whole vectors, or of blocks with fewer words than are multiplied at once: rows side by side, as
     // if in one block of 256, padded with zeros past the head's dimensions.
     void gather_values() {
-        const int64_t rows = op_.block_size / PER_WORD<E>, stride = scratch_.padded;
-        scratch_.values.resize(CUT * stride);
-        uint32_t* all = (uint32_t*)scratch_.values.data();
+        const int64_t rows = op_.block_size / PER_WORD<S>, stride = scratch_.padded;
+        scratch_.values.resize(CUT / PER_WORD<S> * stride);
+        uint32_t* all = scratch_.values.data();
         for (int i = 0; i < num_blocks_; i++) {
+            if constexpr (IS_QUANTIZED) ahead_.fetch(ahead_of_block_);
             uint32_t* place = all + i * rows * stride;
-            for (int64_t row = 0; row < rows; row++) {
-                memcpy(place + row * stride, values_[i] + row * op_.head_dim, 4 * op_.head_dim);
-                memset(place + row * stride + op_.head_dim, 0, 4 * (stride - op_.head_dim));
+            for (int64_t row = 0; row < rows; row++, place += stride) {
+                const uint32_t* values = values_[i] + row * op_.head_dim;
+                int64_t d = 0;
+                for (; d + VL <= op_.head_dim; d += VL) store_words(place + d, load_words(values + d));
+                if (d == stride) continue;
+                memcpy(place + d, values + d, 4 * (op_.head_dim - d));
+                memset(place + op_.head_dim, 0, 4 * (stride - op_.head_dim));
             }
         }
         values_[0] = all;
-        value_run_ = CUT / PER_WORD<E>;
+        value_run_ = CUT / PER_WORD<S>;
         value_stride_ = stride;
     }
 
@@ -288,16 +385,18 @@ class AttentionRunner {
 
     template <int LINES, int R>
     __attribute__((noinline)) void compute_scores(int row, int64_t num_keys) {
-        const uint32_t* left = (const uint32_t*)scratch_.query.data() + row * dim_words_;
+        const Factors factors = query_factors();
+        const uint32_t* left = factors.words + row * factors.stride;
         for (int64_t key = 0; key < num_keys; key += TILE_COLUMNS) {
             const int64_t next = key + VL < num_keys ? key + VL : key;
+            if constexpr (IS_QUANTIZED) ahead_.fetch(ahead_of_tile_);
             Floats sums[R][2];
             UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
-            multiply<E, R, LINES>(
-                sums, left, dim_words_, {key_words(key), key_words(next), key_run_}, dim_words_,
+            multiply<S, R, LINES>(
+                sums, left, factors.stride, {key_words(key), key_words(next), key_run_}, dim_words_,
                 LINES > 0 ? value_lines(key) : nullptr);
             UNROLL for (int r = 0; r < R; r++) {
-                float* place = scratch_.scores.data() + (row + r) * CUT + key;
+                float* place = all_scores() + (row + r) * CUT + key;
                 store(place, sums[r][0]);
                 store(place + VL, sums[r][1]);
             }
@@ -306,25 +405,62 @@ class AttentionRunner {
 
     // Values of the keys of a tile: as many bytes as these have.
     INLINE const char* value_lines(int64_t key) const {
-        return (const char*)(values_[key / op_.block_size] + key % op_.block_size / PER_WORD<E> * op_.head_dim);
+        return (const char*)(values_[key / op_.block_size] + key % op_.block_size / PER_WORD<S> * op_.head_dim);
     }
 
     // A share of the keys that are read next, as large as a block's values in a tile of columns; of none, those values.
     INLINE const char* next_lines(int64_t block, int64_t column, const uint32_t* values) const {
         if (block >= next_.num_blocks) return (const char*)values;
-        const uint32_t* keys = (const uint32_t*)pool_.keys<E>(op_.pool, next_.blocks[block], next_.head);
-        return (const char*)(keys + column * (op_.block_size / PER_WORD<E>));
+        const uint32_t* keys = (const uint32_t*)pool_.keys<S>(op_.pool, next_.blocks[block], next_.head);
+        return (const char*)(keys + column * (op_.block_size / PER_WORD<S>));
     }
 
     INLINE const uint32_t* key_words(int64_t key) const { return keys_[key / key_run_] + key % key_run_; }
 
     // Turns a row's scores into weights, and takes their maximum and sum.
     void weigh(int row, int64_t first_key, int64_t num_keys) {
+        const int64_t used = (num_keys + VL - 1) / VL * VL;
+        if constexpr (IS_QUANTIZED) {
+            DigitScratch& digits = scratch_.digits;
+            float* scores = digits.scores.data() + 2 * row * CUT;
+            const float* ones = digits.scores.data() + 2 * num_rows_ * CUT;
+            const Floats scale = broadcast(digits.query_scales[row]);
+            for (int64_t i = 0; i < used; i += VL) {
+                const Floats sum = join_digits(load(scores + i), load(scores + CUT + i), load(ones + i));
+                store(scores + i, mul(mul(sum, scale), load(digits.key_scales + i)));
+            }
+            // Where the lower digits' scores were.
+            float* weights = scores + CUT;
+            Largest largest;
+            weigh_scores(row, first_key, num_keys, scores, weights, largest);
+            uint8_t* upper = digits.weights.data() + 2 * row * CUT;
+            digits.weight_scales[row] = split_row(weights, used, largest.value(), WEIGHT_LEVELS, 0, upper, upper + CUT);
+        } else {
+            Largest unused;
+            float* scores = scratch_.scores.data() + row * CUT;
+            weigh_scores(row, first_key, num_keys, scores, scratch_.weights.data() + row * CUT, unused);
+        }
+    }
+
+    // Makes numbers of a row's sums of integers.
+    void join_products() {
+        const DigitScratch& digits = scratch_.digits;
+        for (int row = 0; row < num_rows_; row++) {
+            const float* upper = digits.products.data() + 2 * row * scratch_.padded;
+            const Floats scale = broadcast(digits.weight_scales[row]);
+            for (int64_t i = 0; i < scratch_.padded; i += VL) {
+                const Floats sum = join_digits(load(upper + i), load(upper + scratch_.padded + i), zero());
+                store(results_.products + row * scratch_.padded + i, mul(sum, scale));
+            }
+        }
+    }
+
+    // `weights`: of a quantized pool times the values' scales, and shown to `largest`.
+    template <class T>
+    void weigh_scores(int row, int64_t first_key, int64_t num_keys, float* scores, T* weights, Largest& largest) {
         const int64_t position = tile_->first_position + row / num_members_;
         const int64_t end = std::min<int64_t>(visible_.end(tile_->sequence, position) - first_key, num_keys);
         const int64_t begin = op_.window ? std::max<int64_t>(0, position - op_.window + 1 - first_key) : 0;
-        float* scores = scratch_.scores.data() + row * CUT;
-        E* weights = scratch_.weights.data() + row * CUT;
         const int64_t used = (num_keys + VL - 1) / VL * VL;
         results_.maxima[row] = -INFINITY_;
         results_.sums[row] = 0;
@@ -358,9 +494,16 @@ class AttentionRunner {
                 continue;
             }
             Floats weight = power_of_two<E>(fma(load(scores + i), scale, shift));
-            if (i < inner || i >= outer) weight = seen(weight, i, begin, end, zero());
-            store(weights + i, weight);
+            const bool is_edge = i < inner || i >= outer;
+            if constexpr (IS_QUANTIZED) ahead_.fetch(ahead_of_vector_);
+            if (is_edge) weight = seen(weight, i, begin, end, zero());
             sum = add(sum, weight);
+            if constexpr (IS_QUANTIZED) {
+                weight = mul(weight, load(scratch_.digits.value_scales + i));
+                if (is_edge) weight = seen(weight, i, begin, end, zero());
+                largest.see(weight);
+            }
+            store(weights + i, weight);
         }
         results_.maxima[row] = maximum;
         results_.sums[row] = add_lanes(sum);
@@ -395,21 +538,22 @@ class AttentionRunner {
 
     template <int LINES, int R>
     __attribute__((noinline)) void compute_products(int row, int64_t num_keys) {
-        constexpr int64_t WIDTH = CUT / PER_WORD<E>;
-        const uint32_t* left = (const uint32_t*)scratch_.weights.data() + row * WIDTH;
-        const int64_t num_words = words_of<E>(num_keys);
+        const Factors factors = weight_factors();
+        const uint32_t* left = factors.words + row * factors.stride;
+        const int64_t num_words = words_of<S>(num_keys);
         for (int64_t column = 0; column < scratch_.padded; column += TILE_COLUMNS) {
             const int64_t next = column + VL < scratch_.padded ? VL : 0;
+            if constexpr (IS_QUANTIZED) ahead_.fetch(ahead_of_column_);
             Floats sums[R][2];
             UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
             for (int64_t word = 0, block = 0; word < num_words; word += value_run_, block++) {
                 const uint32_t* right = values_[block] + column;
-                multiply<E, R, LINES>(
-                    sums, left + word, WIDTH, {right, right + next, value_stride_}, std::min(value_run_, num_words - word),
+                multiply<S, R, LINES>(
+                    sums, left + word, factors.stride, {right, right + next, value_stride_}, std::min(value_run_, num_words - word),
                     LINES > 0 ? next_lines(block, column, right) : nullptr);
             }
             UNROLL for (int r = 0; r < R; r++) {
-                float* place = results_.products + (row + r) * scratch_.padded + column;
+                float* place = all_products() + (row + r) * scratch_.padded + column;
                 store(place, sums[r][0]);
                 if (next) store(place + VL, sums[r][1]);
             }
@@ -419,32 +563,35 @@ class AttentionRunner {
 #if defined(HAS_TILES)
     template <int LINES>
     void compute_scores_on_tiles(int num_rows, int row, int64_t num_keys) {
-        const uint32_t* left = (const uint32_t*)scratch_.query.data() + row * dim_words_;
+        const Factors factors = query_factors();
+        const uint32_t* left = factors.words + row * factors.stride;
         for (int64_t key = 0; key < num_keys; key += TILE_COLUMNS) {
             const int64_t next = key + VL < num_keys ? key + VL : key;
+            if constexpr (IS_QUANTIZED) ahead_.fetch(ahead_of_tile_);
             product_.fetch(LINES > 0 ? value_lines(key) : nullptr);
             product_.begin(num_rows);
-            product_.template add<E>(left, dim_words_, {key_words(key), key_words(next), key_run_}, dim_words_);
-            product_.store(scratch_.scores.data() + row * CUT + key, CUT);
+            product_.template add<S>(left, factors.stride, {key_words(key), key_words(next), key_run_}, dim_words_);
+            product_.store(all_scores() + row * CUT + key, CUT);
         }
     }
 
     template <int LINES>
     void compute_products_on_tiles(int num_rows, int row, int64_t num_keys) {
-        constexpr int64_t WIDTH = CUT / PER_WORD<E>;
-        const uint32_t* left = (const uint32_t*)scratch_.weights.data() + row * WIDTH;
-        const int64_t num_words = words_of<E>(num_keys);
+        const Factors factors = weight_factors();
+        const uint32_t* left = factors.words + row * factors.stride;
+        const int64_t num_words = words_of<S>(num_keys);
         alignas(64) float sums[BLOCK_ROWS][TILE_COLUMNS];
         for (int64_t column = 0; column < scratch_.padded; column += TILE_COLUMNS) {
             const int64_t next = column + VL < scratch_.padded ? VL : 0;
+            if constexpr (IS_QUANTIZED) ahead_.fetch(ahead_of_column_);
             product_.begin(num_rows);
             for (int64_t word = 0, block = 0; word < num_words; word += value_run_, block++) {
                 const uint32_t* right = values_[block] + column;
                 product_.fetch(LINES > 0 ? next_lines(block, column, right) : nullptr);
-                product_.template add<E>(
-                    left + word, WIDTH, {right, right + next, value_stride_}, std::min(value_run_, num_words - word));
+                product_.template add<S>(
+                    left + word, factors.stride, {right, right + next, value_stride_}, std::min(value_run_, num_words - word));
             }
-            float* place = results_.products + row * scratch_.padded + column;
+            float* place = all_products() + row * scratch_.padded + column;
             if (next) {
                 product_.store(place, scratch_.padded);
                 continue;
@@ -490,12 +637,17 @@ class AttentionRunner {
     }
 
 #if defined(HAS_TILES)
-    static constexpr int ROWS_AT_ONCE = ON_TILES<E> ? BLOCK_ROWS : MAX_TILE_ROWS;
-    static constexpr int64_t PIECE_WORDS = ON_TILES<E> ? TILE_WORDS : 1;
+    // Of the products with quantized values: they have as many rows as those with keys, since to set tiles up for another
+    // number takes longer.
+    static constexpr int NUM_UNUSED = ON_TILES<S> ? 1 : 0;
+    static constexpr int ROWS_AT_ONCE = ON_TILES<S> ? BLOCK_ROWS : MAX_TILE_ROWS;
+    static constexpr int64_t PIECE_WORDS = ON_TILES<S> ? TILE_WORDS : 1;
 #else
+    static constexpr int NUM_UNUSED = 0;
     static constexpr int ROWS_AT_ONCE = MAX_TILE_ROWS;
     static constexpr int64_t PIECE_WORDS = 1;
 #endif
+    static constexpr bool IS_QUANTIZED = !std::is_same_v<E, S>;
     static constexpr float INFINITY_ = std::numeric_limits<float>::infinity();
 
     const Op& op_;
@@ -511,6 +663,9 @@ class AttentionRunner {
     // What is read after this cut, and after this unit.
     Cut next_, after_;
     CutResults results_ = {};
+    // Of a quantized pool: what comes next, and how many lines of it with each part of what is computed.
+    LinesAhead ahead_;
+    int64_t ahead_of_tile_ = 0, ahead_of_vector_ = 0, ahead_of_block_ = 0, ahead_of_column_ = 0;
     int num_rows_ = 0, num_blocks_ = 0;
     int64_t key_run_ = 0, value_run_ = 0, value_stride_ = 0;
     const uint32_t* keys_[CUT / 8];

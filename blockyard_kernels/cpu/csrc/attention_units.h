@@ -30,8 +30,8 @@ class AttentionUnits {
 
     int64_t size() const { return num_units_; }
 
-    template <class E>
-    void run(AttentionRunner<E>& runner, int64_t begin, int64_t end) {
+    template <class Runner>
+    void run(Runner& runner, int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) {
             const AttentionUnit next = i + 1 < num_units_ ? unit(i + 1) : AttentionUnit{};
             if (are_cuts_)
@@ -87,8 +87,8 @@ class AttentionUnits {
         return {&rows, head, visible().first_cut(rows) + cut * CUT};
     }
 
-    template <class E>
-    void run_cut(AttentionRunner<E>& runner, int64_t i, const AttentionUnit& next) {
+    template <class Runner>
+    void run_cut(Runner& runner, int64_t i, const AttentionUnit& next) {
         const int64_t tile = tile_of(i);
         const TileCuts& cuts = cuts_[tile];
         const AttentionUnit here = unit(i);

@@ -171,40 +171,55 @@ void rotate_heads(const Op& op, E* heads, int64_t num_heads, const E* rotary, co
     }
 }
 
-// Writes a head's key or value to its slot. Keys: [D words][block_size]; values: [block_size words][D].
-template <class E>
-INLINE void write_key(const E* key, E* block, int64_t slot, int64_t dim, int64_t block_size) {
-    constexpr int P = PER_WORD<E>;
-    for (int64_t word = 0; word < dim / P; word++) memcpy(block + (word * block_size + slot) * P, key + word * P, 4);
+// Writes a head's key or value to its slot, P numbers to a word. Keys: [D words][block_size]; values: [block_size words][D].
+template <int P, class T>
+INLINE void write_key(const T* key, T* tile, int64_t slot, int64_t dim, int64_t block_size) {
+    for (int64_t word = 0; word < dim / P; word++) memcpy(tile + (word * block_size + slot) * P, key + word * P, P * sizeof(T));
 }
 
-template <class E>
-INLINE void write_value(const E* value, E* block, int64_t slot, int64_t dim) {
-    constexpr int P = PER_WORD<E>;
-    E* place = block + slot / P * dim * P + slot % P;
+template <int P, class T>
+INLINE void write_value(const T* value, T* tile, int64_t slot, int64_t dim) {
+    T* place = tile + slot / P * dim * P + slot % P;
     for (int64_t d = 0; d < dim; d++) place[d * P] = value[d];
+}
+
+// Quantizes a head's key or value as int8.h does rows, writes its scale, and gives the signed bytes.
+template <class E>
+INLINE const int8_t* quantize_head(const E* head, int8_t* tile, int64_t slot, int64_t dim, int64_t block_size) {
+    thread_local std::vector<uint8_t> bytes;
+    bytes.resize((dim + VL - 1) / VL * VL);
+    const float scale = quantize_row(head, dim, bytes.data());
+    for (int64_t d = 0; d < dim; d++) bytes[d] ^= SHIFT;
+    memcpy(tile + block_size * dim + slot * (int64_t)sizeof scale, &scale, sizeof scale);
+    return (const int8_t*)bytes.data();
 }
 
 // Rotates the queries and keys of a run's rows, and writes its keys and values.
 template <class E>
 void rotary_and_cache_run(const Op& op, const Run& run, int64_t block) {
+    constexpr int P = PER_WORD<E>;
+    const bool is_quantized = op.kv_scheme == INT8;
     const PoolShape shape = pool_shape(op);
-    const int64_t dim = op.head_dim, block_elements = op.block_size * dim;
-    if (run.fresh)
-        for (int64_t head = 0; head < 2 * op.num_kv_heads; head++)
-            memset((void*)shape.keys<E>(op.pool, block, head), 0, sizeof(E) * block_elements);
-    E* keys = (E*)shape.keys<E>(op.pool, block, 0);
-    E* values = (E*)shape.values<E>(op.pool, block, 0);
+    const int64_t dim = op.head_dim, size = op.block_size, tile_bytes = shape.tile * (is_quantized ? 1 : sizeof(E));
+    char* tiles = is_quantized ? (char*)shape.keys<int8_t>(op.pool, block, 0) : (char*)shape.keys<E>(op.pool, block, 0);
+    if (run.fresh) memset(tiles, 0, 2 * op.num_kv_heads * tile_bytes);
     for (int64_t i = 0; i < run.num_rows; i++) {
         E* row = (E*)op.input + (run.first_row + i) * op.input_stride;
         const E* rotary = (const E*)op.residual + (run.first_row + i) * op.rotary_stride;
         E* key = row + op.num_heads * dim;
         rotate_heads(op, row, op.num_heads, rotary + (op.rotary_stride - 2 * op.rotary_size), op.query_norm);
         rotate_heads(op, key, op.num_kv_heads, rotary, op.key_norm);
-        for (int64_t head = 0; head < op.num_kv_heads; head++) {
-            write_key(key + head * dim, keys + head * block_elements, run.first_slot + i, dim, op.block_size);
-            const E* value = key + (op.num_kv_heads + head) * dim;
-            write_value(value, values + head * block_elements, run.first_slot + i, dim);
+        const int64_t slot = run.first_slot + i;
+        for (int64_t head = 0; head < 2 * op.num_kv_heads; head++) {
+            char* tile = tiles + head * tile_bytes;
+            const E* numbers = key + head * dim;
+            const bool is_key = head < op.num_kv_heads;
+            if (is_quantized) {
+                const int8_t* bytes = quantize_head(numbers, (int8_t*)tile, slot, dim, size);
+                is_key ? write_key<4>(bytes, (int8_t*)tile, slot, dim, size) : write_value<4>(bytes, (int8_t*)tile, slot, dim);
+            } else {
+                is_key ? write_key<P>(numbers, (E*)tile, slot, dim, size) : write_value<P>(numbers, (E*)tile, slot, dim);
+            }
         }
     }
 }

@@ -162,8 +162,8 @@ class Executor : public Work {
             if (op == num_ops_) continue;
             const Op& next = ops_[op];
             const auto& blocks = step_.blocks[next.kv_group];
-            const int64_t size = next.type == BFLOAT16 ? 2 : 4;
-            const int64_t lines = 2 * next.num_kv_heads * next.block_size * next.head_dim * size / LINE_BYTES;
+            const int64_t size = next.kv_scheme == INT8 ? 1 : next.type == BFLOAT16 ? 2 : 4;
+            const int64_t lines = 2 * next.num_kv_heads * pool_shape(next).tile * size / LINE_BYTES;
             scratch_[thread].ahead = {
                 (const char*)next.pool + next.layer_offset * size, next.block_stride * size, lines,
                 blocks.data() + blocks.size() * thread / scratch_.size(),
@@ -344,8 +344,12 @@ class Executor : public Work {
                 }
                 break;
             case ATTENTION: {
-                AttentionRunner<E> runner(op, step_, scratch_[thread].template attention<E>(op.head_dim));
-                attention_.run(runner, begin, end);
+                auto& scratch = scratch_[thread].template attention<E>(op.head_dim);
+                const auto run = [&](auto runner) { attention_.run(runner, begin, end); };
+                if (op.kv_scheme == INT8)
+                    with_bytes([&](auto byte) { run(AttentionRunner<E, decltype(byte)>(op, step_, scratch)); });
+                else
+                    run(AttentionRunner<E>(op, step_, scratch));
                 break;
             }
             case HEAD:

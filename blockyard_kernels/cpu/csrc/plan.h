@@ -62,7 +62,7 @@ struct Op {
     const void* query_norm; // or null, as is key_norm: no norms
     const void* key_norm;
     const int64_t* indices; // null: the chosen rows
-    void* pool;
+    void* pool;             // of bytes, where it is quantized
     int64_t in_features;
     int64_t out_features;
     int64_t input_stride;   // elements from one row of the input to the next
@@ -106,6 +106,7 @@ struct Op {
     const int32_t* order;       // of a weight in groups: [in_features], each input's place in a row; or null
     int64_t group;              // its inputs in a group: a multiple of 32, at most 128
     int32_t norms_follow;       // ROTARY_AND_CACHE: heads are normed when they are rotated
+    int32_t kv_scheme;          // ROTARY_AND_CACHE, ATTENTION: of the pool; INT8: see kv_int8.h
     int64_t rotary_stride;      // ROTARY_AND_CACHE: from one row's numbers to the next row's; the queries' are its last
     int64_t kv_group;           // ROTARY_AND_CACHE, ATTENTION: whose block tables count
 };

@@ -29,6 +29,9 @@ struct AttentionTile {
 
 constexpr int MAX_ATTENTION_ROWS = 48;
 
+// Keys that attention takes together: see attention.h.
+constexpr int CUT = 256;
+
 // A decode's token and drafts: so few rows wait for memory, so what they read is fetched ahead.
 constexpr int64_t MAX_DECODED_ROWS = 12;
 

@@ -308,22 +308,30 @@ struct Sequences {
     Inputs inputs = {};
 };
 
-template <class E>
+// `S`: what the pool holds, bytes where it is quantized.
+template <class E, class S = E>
 void attention(const Heads& heads) {
+    constexpr bool IS_QUANTIZED = !std::is_same_v<E, S>;
     Sequences sequences(heads.block_size);
     const int64_t dim = heads.head_dim, width = (heads.num_heads + 2 * heads.num_kv_heads) * dim;
-    const int64_t layer = 2 * heads.num_kv_heads * heads.block_size * dim, num_layers = 2;
+    const int64_t num_layers = 2, stored = IS_QUANTIZED ? dim + sizeof(float) : dim;
+    const int64_t layer = 2 * heads.num_kv_heads * heads.block_size * stored;
     const int64_t rotated = dim - heads.passing;
     auto rotary = random_values<E>(sequences.num_tokens * 2 * rotated);
     auto query_norms = random_values<float>(heads.num_heads * dim), key_norms = random_values<float>(heads.num_kv_heads * dim);
     auto sinks = random_values<float>(heads.num_heads);
     auto query_norm = random_values<E>(dim), key_norm = random_values<E>(dim);
     auto rows = random_values<E>(sequences.num_tokens * width);
-    auto pool = random_values<E>(sequences.num_blocks * num_layers * layer);
-    std::unique_ptr<Fenced<E>> pools[NUM_TEAMS], outputs[NUM_TEAMS];
+    auto pool = std::make_unique<Fenced<S>>(sequences.num_blocks * num_layers * layer);
+    if constexpr (IS_QUANTIZED)
+        memset(pool->data(), 0x3c, pool->size());  // A scale of 0.01.
+    else
+        pool = random_values<E>(pool->size());
+    std::unique_ptr<Fenced<S>> pools[NUM_TEAMS];
+    std::unique_ptr<Fenced<E>> outputs[NUM_TEAMS];
     for (int team = 0; team < NUM_TEAMS; team++) {
-        pools[team] = std::make_unique<Fenced<E>>(pool->size());
-        memcpy(pools[team]->data(), pool->data(), pool->size() * sizeof(E));
+        pools[team] = std::make_unique<Fenced<S>>(pool->size());
+        memcpy(pools[team]->data(), pool->data(), pool->size() * sizeof(S));
         Fenced<E> qkv(rows->size());
         memcpy(qkv.data(), rows->data(), rows->size() * sizeof(E));
         outputs[team] = std::make_unique<Fenced<E>>(sequences.num_tokens * heads.num_heads * dim);
@@ -334,6 +342,7 @@ void attention(const Heads& heads) {
             op.pool = pools[team]->data(), op.block_stride = num_layers * layer, op.layer_offset = layer;
             op.num_heads = heads.num_heads, op.num_kv_heads = heads.num_kv_heads, op.head_dim = dim;
             op.block_size = heads.block_size, op.window = heads.window, op.scale = 0.2f;
+            op.kv_scheme = IS_QUANTIZED ? INT8 : UNQUANTIZED;
         }
         ops[0].residual = rotary->data(), ops[0].rotary_size = rotated, ops[0].rotary_stride = 2 * rotated;
         if (heads.normed) ops[0].query_norm = query_norm->data(), ops[0].key_norm = key_norm->data();
@@ -428,7 +437,7 @@ void run_all(bool all_sizes) {
                  Heads{3, 1, 96, block_size, 1, false},
                  Heads{8, 1, 128, block_size, 300, true},
              })
-            if (all_sizes || heads.head_dim < 80 || block_size < 32) attention<E>(heads);
+            if (all_sizes || heads.head_dim < 80 || block_size < 32) attention<E>(heads), attention<E, int8_t>(heads);
 }
 
 }  // namespace

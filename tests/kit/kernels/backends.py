@@ -17,7 +17,7 @@ from blockyard_kernels.cpu.build import EMULATED_SETS, build, find_compiler
 from blockyard_kernels.cpu.build import INSTRUCTION_SETS as ALL_SETS
 from blockyard_kernels.cpu.processors import supported_instruction_sets, this_processor
 from blockyard_kernels.select import get_backend
-from blockyard_kernels.shapes import AttentionShape
+from blockyard_kernels.shapes import AttentionShape, scale_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,7 +104,7 @@ def store(backend: Backend, pool: Tensor, layer: int, tables: list[list[int]], k
 
     The last block of each is cleared past the sequence's end.
     """
-    _, _, _, num_kv_heads, block_size, head_dim = pool.shape
+    num_kv_heads, block_size, head_dim = *pool.shape[3:5], keys_values[0].shape[3]
     lengths = [each.shape[1] for each in keys_values]
     batch = backend.plan_attention(lengths, lengths, tables, block_size)
     # Queries are of no matter; the angle is 0.
@@ -118,19 +118,21 @@ def store(backend: Backend, pool: Tensor, layer: int, tables: list[list[int]], k
 def read_layer(kernels: Kernels, pool: Tensor, layer: int) -> Tensor:
     """A layer of a pool in the shape of `blockyard_kernels.ops`: [blocks, 2, K, block_size, D], whatever the tile.
 
-    Ours lays keys out in words of 4 bytes [D words][block_size], values in [block_size words][D].
+    Ours lays keys out in words of 4 bytes [D words][block_size], values in [block_size words][D]; scales lie behind.
     """
     plain = pool[:, layer]
     if kernels.is_reference:
         return plain
-    num_blocks, _, num_kv_heads, block_size, head_dim = plain.shape
-    values_of_word = 4 // pool.itemsize
-    heads = (num_blocks, num_kv_heads)
-    keys = plain[:, 0].reshape(*heads, head_dim // values_of_word, block_size, values_of_word)
-    values = plain[:, 1].reshape(*heads, block_size // values_of_word, head_dim, values_of_word)
-    return torch.stack(
+    num_blocks, _, num_kv_heads, block_size, width = plain.shape
+    scale, values_of_word, heads = scale_width(pool.dtype), 4 // pool.itemsize, (num_blocks, num_kv_heads)
+    head_dim = width - scale
+    numbers, scales = plain.flatten(3).split([block_size * head_dim, block_size * scale], -1)
+    keys = numbers[:, 0].reshape(*heads, head_dim // values_of_word, block_size, values_of_word)
+    values = numbers[:, 1].reshape(*heads, block_size // values_of_word, head_dim, values_of_word)
+    both = torch.stack(
         [keys.transpose(2, 3).flatten(3), values.transpose(3, 4).reshape(*heads, block_size, head_dim)], 1
     )
+    return torch.cat([both, scales.reshape(*plain.shape[:4], scale)], -1)
 
 
 def become_another_build(patch: pytest.MonkeyPatch) -> None:

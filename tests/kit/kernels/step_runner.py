@@ -18,7 +18,7 @@ from worker_service.lora.adapter import LoraRequest
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.slots import AdapterSlots
 from worker_service.models.builder import build_decoder
-from worker_service.models.model_config import read_config
+from worker_service.models.model_config import hold_kv_in, read_config
 from worker_service.models.weight_files import WeightFiles
 from worker_service.step import Step
 
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 
 
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
+    """A pool whose numbers are NaN; of int8 its scales are, since all bits are set."""
+    return torch.full(shape, -1 if dtype == torch.int8 else float("nan"), dtype=dtype, device=device)
+
+
 @dataclass(slots=True)
 class _Row:
     length: int = 0
@@ -45,7 +50,7 @@ class _Row:
 
 
 class StepRunner:
-    """A model, its pool, and the sequences in it. The pool starts as NaN, and blocks are handed out in random order.
+    """A model, its pool, and the sequences in it. The pool starts poisoned, and blocks are handed out in random order.
 
     What has fallen behind a window is given back after each step, and a block of NaN stands in its place.
     """
@@ -57,7 +62,8 @@ class StepRunner:
         num_blocks *= model.kv_groups.num_groups
         shape = BlockFormat.of(model, block_size).pool_shape(num_blocks)
         self.model = model
-        self.pool = torch.full(shape, float("nan"), dtype=config.dtype, device=backend.device)
+        self.pool = poisoned(shape, config.kv_dtype, backend.device)
+        self._poison_value = self.pool.flatten()[0].item()
         self._backend = backend
         self._block_size = block_size
         self._rows: dict[Hashable, _Row] = {}
@@ -86,11 +92,12 @@ class StepRunner:
         block_size: int = 32,
         seed: int = 0,
         parallel: Parallel = ALONE,
+        kv_cache_dtype: str = "auto",
     ) -> StepRunner:
         """Loads a model folder, or a rank's share of it, on the reference backend unless another one is given."""
         backend = backend or get_backend(CPU, torch.float32, "reference")
         files = WeightFiles(folder, lambda done_bytes, total_bytes: None)
-        model = build_decoder(read_config(folder, dtype), backend, files, parallel)
+        model = build_decoder(hold_kv_in(kv_cache_dtype, read_config(folder, dtype)), backend, files, parallel)
         return cls(model, backend, block_size=block_size, seed=seed)
 
     def capture(self, max_num_tokens: int, max_num_seqs: int = 64, max_length: int = 2048) -> StepRunner:
@@ -150,7 +157,7 @@ class StepRunner:
             for place in range(group, num_behind * num_groups, num_groups):
                 block = row.block_ids[place]
                 if block != self._poison and block not in shared and place >= row.shared:
-                    self.pool[block] = float("nan")
+                    self.pool[block] = self._poison_value
                     self._free.insert(0, block)
                 row.block_ids[place] = self._poison
 
@@ -199,7 +206,7 @@ class StepRunner:
         """Forgets a sequence, poisons its blocks and frees them."""
         row = self._rows.pop(key)
         own = [block for block in row.block_ids[row.shared :] if block != self._poison]
-        self.pool[own] = float("nan")
+        self.pool[own] = self._poison_value
         self._free[:0] = own
 
     def drop_all(self) -> None:
@@ -210,12 +217,12 @@ class StepRunner:
     def move(self, key: Hashable) -> None:
         """Takes a sequence's blocks out to another pool and back into other blocks, as a swap does."""
         row = self._rows[key]
-        host = torch.full_like(self.pool, float("nan"))
+        host = torch.full_like(self.pool, self._poison_value)
         blocks = [block for block in row.block_ids if block != self._poison]
         host_ids = list(range(len(blocks)))
         self._backend.swap_blocks(self.pool, host, list(zip(blocks, host_ids, strict=True)))
         others = [self._free.pop() for _ in blocks]
-        self.pool[blocks] = float("nan")
+        self.pool[blocks] = self._poison_value
         self._free[:0] = blocks
         self._backend.swap_blocks(host, self.pool, list(zip(host_ids, others, strict=True)))
         moved = dict(zip(blocks, others, strict=True))

@@ -46,6 +46,7 @@ KINDS: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
     "gpt_oss": (partial(_with_tokenizer, "gpt_oss"), ("--num-device-blocks", "52", "--num-host-blocks", "12")),
     **{name: (lambda name=name: quantized_model("qwen2", name)[0], ()) for name in FORMATS},
     "int8": (partial(tiny_model, "llama"), ("--quantization", "int8", "--dtype", "bfloat16")),
+    "int8_kv": (partial(tiny_model, "llama"), ("--kv-cache-dtype", "int8", "--dtype", "bfloat16")),
 }
 """What makes the folder of each kind's model, and its settings."""
 

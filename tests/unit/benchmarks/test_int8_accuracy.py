@@ -64,11 +64,14 @@ def test_the_demo_model_predicts_nearly_the_same_in_int8(monkeypatch: pytest.Mon
     rows = token_rows(DEMO_MODEL, [Path(int8_accuracy.__file__).read_text()], 150, 3)
     results = measure(DEMO_MODEL, rows)
     assert results["num_tokens"] == 450
-    assert set(results["loss_nats"]) == {"float32", "bfloat16", "int8"}
+    assert set(results["loss_nats"]) == {"float32", "bfloat16", "int8", "int8 KV"}
     assert all(1.5 < loss < 5 for loss in results["loss_nats"].values())
     assert results["perplexity"]["int8"] == pytest.approx(math.exp(results["loss_nats"]["int8"]))
     int8, bfloat16 = (results["against"][f"{name} against float32"] for name in ("int8", "bfloat16"))
     assert 0 < bfloat16["kl_mean"] < int8["kl_mean"] < 0.01
     assert 0.9 < int8["top1_agreement"] < bfloat16["top1_agreement"] <= 1
     assert abs(int8["perplexity_change"]) < 0.02
+    kv_alone = results["against"]["int8 KV against bfloat16"]
+    assert 0 < kv_alone["kl_mean"] < int8["kl_mean"]
+    assert abs(kv_alone["perplexity_change"]) < 0.005
     assert results["weights_bytes"]["int8"] < results["weights_bytes"]["bfloat16"]

@@ -38,6 +38,7 @@ MODEL = {
     "max_position_embeddings": 2048,
 }
 ROOM = re.compile(r"\d+\.\d GiB of memory are free")
+KV_DTYPES: dict[str, Any] = {"auto": 0, "bfloat16": pb.DTYPE_BFLOAT16, "int8": pb.DTYPE_INT8}
 DTYPES = {"auto": 0, "float32": pb.DTYPE_FLOAT32, "bfloat16": pb.DTYPE_BFLOAT16, "float16": pb.DTYPE_FLOAT16}
 
 
@@ -62,6 +63,7 @@ async def worker_refusal(worker: WorkerDriver, folder: Path, settings: dict[str,
         model=str(folder),
         format=pb.LOAD_FORMAT_RANDOM,
         quantization=quantization,
+        kv_cache_dtype=KV_DTYPES[settings.get("kv_cache_dtype", "auto")],
     )
     if settings.get("max_loras"):
         load.lora.CopyFrom(LORA_LIMITS.encode(lora_limits(resolve(SystemConfiguration, settings, environment={}).lora)))
@@ -96,6 +98,15 @@ async def worker_refusal(worker: WorkerDriver, folder: Path, settings: dict[str,
         ({}, {}, (3, 1), "must be a power of two, at most 8"),
         ({}, {}, (16, 2000), "must be from 1 to 1024"),
         ({}, {"quantization": "int8", "dtype": "float16"}, (1, 1), "int8 needs the kernels for x86-64 processors"),
+        ({}, {"kv_cache_dtype": "int8"}, (2, 2), ""),
+        ({}, {"kv_cache_dtype": "bfloat16", "dtype": "bfloat16"}, (1, 1), ""),
+        (
+            {},
+            {"kv_cache_dtype": "bfloat16"},
+            (1, 1),
+            "needs a model that computes in it; LlamaForCausalLM computes in fl",
+        ),
+        ({"head_dim": 18}, {"kv_cache_dtype": "int8"}, (1, 1), "needs heads of a multiple of 4 numbers, not 18"),
         ({}, {"quantization": "fp8"}, (1, 1), "fp8 needs a GPU with our kernels; this is float32 on cpu"),
         ({"vocab_size": 1 << 28}, {}, (1, 1), r"the weights take \d+\.\d GiB in float32, and"),
         ({"vocab_size": 1 << 28}, {"dtype": "bfloat16"}, (2, 1), r"the weights take \d+\.\d GiB in bfloat16, and"),

@@ -53,6 +53,34 @@ async def test_it_generates_and_says_that_its_bits_are_its_own(socket_folder: Pa
     assert sizes[1] < 0.75 * sizes[0]
 
 
+async def test_blocks_in_int8_are_half_as_large_and_their_bits_their_own(socket_folder: Path, model: Path) -> None:
+    identities: dict[int, str] = {}
+    sizes: dict[int, int] = {}
+    for kv_cache_dtype in (pb.DTYPE_UNSPECIFIED, pb.DTYPE_BFLOAT16, pb.DTYPE_INT8):
+        async with running_worker(socket_folder) as worker:
+            init = pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU, dtype=pb.DTYPE_BFLOAT16)
+            await worker.stub.InitDevice(init)
+            load = pb.LoadModelRequest(model=str(model), kv_cache_dtype=kv_cache_dtype)
+            assert [event async for event in worker.stub.LoadModel(load)][-1].loaded.dtype == pb.DTYPE_BFLOAT16
+            cache = await worker.initialize_cache()
+            assert cache.batch_invariant
+            identities[kv_cache_dtype], sizes[kv_cache_dtype] = cache.determinism_id, cache.cache_block_bytes
+            (group,) = (await worker.info()).kv_groups
+            assert group.dtype == (kv_cache_dtype or pb.DTYPE_BFLOAT16)
+            assert len(await generate(worker, 8)) == 8
+            # A scale of 4 bytes for each key and value of a head.
+            item = 1 + 4 / group.head_dim if kv_cache_dtype == pb.DTYPE_INT8 else 2
+            numbers = len(group.layers) * 2 * group.num_kv_heads * group.block_size * group.head_dim
+            assert group.page_bytes == cache.cache_block_bytes == numbers * item
+    assert identities[pb.DTYPE_UNSPECIFIED] == identities[pb.DTYPE_BFLOAT16] != identities[pb.DTYPE_INT8]
+
+
+async def test_no_model_computes_in_int8(fresh_worker: WorkerDriver) -> None:
+    request = pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU, dtype=pb.DTYPE_INT8)
+    error = await fails(fresh_worker.stub.InitDevice(request))
+    assert error.reason is Reason.FIELD_INVALID
+
+
 @pytest.mark.parametrize(
     ("settings", "dtype", "told"),
     [

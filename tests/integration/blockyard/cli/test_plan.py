@@ -72,11 +72,18 @@ def write_model(folder: Path, shape: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("shape", "quantization"), [(TINY, "none"), (MIDDLE, "int8")], ids=["tiny", "middle"])
-async def test_a_worker_finds_what_was_planned(tmp_path: Path, shape: dict[str, Any], quantization: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "quantization", "kv_cache_dtype"),
+    [(TINY, "none", "auto"), (MIDDLE, "int8", "auto"), (TINY, "none", "int8")],
+    ids=["tiny", "middle", "int8 KV"],
+)
+async def test_a_worker_finds_what_was_planned(
+    tmp_path: Path, shape: dict[str, Any], quantization: str, kv_cache_dtype: str
+) -> None:
     folder = write_model(tmp_path, shape)
     loras = LoraLimits(2, 16, 4) if quantization != "none" else NO_LORAS
     settings = {**STEP, "quantization": quantization, "swap_space_gib": 0.25, **asdict(loras)}
+    settings["kv_cache_dtype"] = kv_cache_dtype
     settings["max_lora_rank"] = loras.max_lora_rank or 16
     planned = plan_replica(
         read_network(folder), resolve(SystemConfiguration, settings, environment={}), read_processors(), ParallelSizes()
@@ -85,6 +92,7 @@ async def test_a_worker_finds_what_was_planned(tmp_path: Path, shape: dict[str, 
         await worker.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU))
         kind = pb.QUANTIZATION_INT8 if quantization == "int8" else pb.QUANTIZATION_UNSPECIFIED
         load = pb.LoadModelRequest(model=str(folder), format=pb.LOAD_FORMAT_RANDOM, quantization=kind)
+        load.kv_cache_dtype = pb.DTYPE_INT8 if kv_cache_dtype == "int8" else pb.DTYPE_UNSPECIFIED
         if loras.max_loras:
             load.lora.CopyFrom(LORA_LIMITS.encode(loras))
         *_, last = [event async for event in worker.LoadModel(load)]

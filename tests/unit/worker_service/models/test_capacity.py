@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from blockyard.capacity.adapters import adapter_format, lora_bytes
-from blockyard.capacity.formats import QUANTIZED_DEVICES, check_quantization, weight_format
+from blockyard.capacity.formats import QUANTIZED_DEVICES, check_kv_cache, check_quantization, weight_format
 from blockyard.capacity.limits import BLOCK_SIZES
 from blockyard.capacity.steps import SamplingScratch, arena_bytes, cpu_scratch
 from blockyard.capacity.weights import weights_bytes
 from blockyard.configuration import SystemConfiguration
 from blockyard.contract.parallel import Parallel
 from blockyard.contract.workers import NO_LORAS, LoraLimits
-from blockyard.errors import BlockyardError
+from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.share import Share
 from blockyard.settings import settings_of
 from blockyard_kernels import ops
@@ -23,6 +23,7 @@ from blockyard_kernels.capture import CaptureSizes
 from blockyard_kernels.cpu.huge_pages import HostArena
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.kernels.families import family_model
+from tests.kit.kernels.pooling_models import pooling_model
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.lora.reader import AdapterReader
@@ -126,6 +127,34 @@ def test_choosing_takes_what_is_planned() -> None:
 
 def test_the_sizes_of_blocks_are_those_of_the_kernels() -> None:
     assert BLOCK_SIZES == ops.BLOCK_SIZES
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "kernels", "told"),
+    [
+        ("llama", "cpu", "auto", ""),
+        ("llama", "cpu", "reference", ""),
+        ("llama", "cuda", "reference", ""),
+        ("llama", "cuda", "auto", "int8 is served on a CPU"),
+        ("llama", "cuda", "triton", "int8 is served on a CPU"),
+    ],
+)
+def test_blocks_in_int8_say_where_they_are_possible(name: str, device: str, kernels: str, told: str) -> None:
+    config = read_config(tiny_model(name), torch.bfloat16)
+    for kv_cache_dtype in ("auto", "bfloat16"):
+        check_kv_cache(kv_cache_dtype, config, device, kernels)
+    if not told:
+        check_kv_cache("int8", config, device, kernels)
+        return
+    with pytest.raises(BlockyardError, match=told) as raised:
+        check_kv_cache("int8", config, device, kernels)
+    assert raised.value.reason is Reason.MODEL_NOT_LOADED
+
+
+def test_an_encoder_keeps_no_blocks_in_int8() -> None:
+    config = read_config(pooling_model("bert"), torch.float32)
+    with pytest.raises(BlockyardError, match="BertModel is an encoder, which keeps no KV blocks"):
+        check_kv_cache("int8", config, "cpu", "auto")
 
 
 def test_every_quantization_says_where_it_is_possible() -> None:
