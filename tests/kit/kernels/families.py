@@ -192,6 +192,12 @@ RECIPES = {
         },
         tuple(_TEXT),
     ),
+    "qwen3_5_multimodal": Recipe(
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5Config",
+        {"text_config": {**_TEXT, **_DELTA}, "vision_config": {**_QWEN_LOOKS, "num_position_embeddings": 16}},
+        tuple(_TEXT),
+    ),
     "glm": Recipe("GlmForCausalLM", "GlmConfig", {"head_dim": 32}),
     "glm4": Recipe("Glm4ForCausalLM", "Glm4Config", {"head_dim": 32}),
     "ernie": Recipe("Ernie4_5ForCausalLM", "Ernie4_5Config", {"use_bias": True, "head_dim": 32}),
