@@ -267,11 +267,7 @@ class Backend(Protocol):
             weight: [width] float32, or None for ones.
             bias: [width] float32, or None for zeros.
             epsilon: added to the variance.
-            residual: as in `rms_norm`.
-            scale: as in `rms_norm`.
-
-        Returns:
-            As in `rms_norm`.
+            residual, scale: as in `rms_norm`, and so are the results.
         """
         ...
 
@@ -335,10 +331,7 @@ class Backend(Protocol):
 
         Args:
             query: [T, H, D].
-            batch: the step.
-            kv_pool: read only.
-            layer: index of the layer in the pool.
-            shape: the model's heads.
+            batch, kv_pool, layer, shape: as in `rotary_and_cache`; the pool is only read.
             sliding_window: as in `plan_attention`, for this layer.
             sinks: [H] float32, attention sinks: one more score per head in the softmax, without a value; None: none.
         """
@@ -401,10 +394,6 @@ def kv_pool_shape(
 
 
 def check_block_size(block_size: int) -> None:
-    """Checks that whole blocks fit into attention's splits of 256 keys.
-
-    Raises:
-        ValueError: the block size is not in BLOCK_SIZES.
-    """
+    """Raises ValueError unless whole blocks fit into attention's splits of 256 keys."""
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, not {block_size}")

@@ -283,7 +283,8 @@ def make_executor(
         log.info("threads chosen", num_threads=num_threads)
     decodes = measure_decodes(runner, cache.device_pool, request) if request.max_draft_tokens else {}
     batch = _make_batch(loaded, request, set_up.grammars, is_alone=ranks is None)
-    loop = runner.captured.decode_loop() if has_steady_loop and ranks is None and runner.captured is not None else None
+    may_loop = has_steady_loop and ranks is None and runner.depth == 1
+    loop = runner.captured.decode_loop() if may_loop and runner.captured is not None else None
     steady = SteadySteps(loop) if loop is not None else None
     executor = StepExecutor(batch, cache, runner, ranks, fingerprint, clock, steady)
     # The objects that exist now live as long as the process: the collector need not visit them again.

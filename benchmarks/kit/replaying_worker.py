@@ -3,8 +3,8 @@
     python -m benchmarks.kit.replaying_worker ANSWERS.json --worker-address=unix:/…
 
 The network computes each row in full, and the likeliest token of each is found; then another one takes its place. So a
-step costs what it costs, and what drafts gain does not depend on how well a model copies. The first id of a prompt says
-which of the answers (a list of lists of ids) comes: it is FIRST_TOKEN_ID and its number.
+step costs what it costs, and what drafts gain does not depend on how well a model copies; but no step runs without Python. The first id of a prompt
+says which of the answers (a list of lists of ids) comes: it is FIRST_TOKEN_ID and its number.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def main() -> None:
         table[number, : len(answer)] = answer
     # The runner makes its chooser itself.
     cast("Any", model_runner).Chooser = functools.partial(ReplayingChooser, table)
+    # The loop without Python would choose by itself.
+    flags.append("--no-steady-loop")
     run_process("worker", load(WorkerConfiguration, "replaying_worker", "Replays answers.", flags), server.serve)
 
 

@@ -28,7 +28,7 @@ class ReferenceRecurrentOps:
     """See `blockyard_kernels.recurrent.ops.RecurrentOps`."""
 
     def gate(self, rows: Tensor, gates: Tensor) -> Tensor:
-        return (rows.float() * torch.sigmoid(gates.float())).to(rows.dtype)
+        return (rows.float() * _sigmoid(gates.float())).to(rows.dtype)
 
     def mix(
         self,
@@ -127,16 +127,16 @@ def _gated_delta(
     heads, keys, dtype = shape.num_value_heads, shape.num_key_heads * shape.key_dim, row.dtype
     sizes = [shape.conv_features, heads * shape.value_dim, heads, heads]
     inputs, gates, update, time = row.split(sizes)
-    mixed = functional.silu(_convolve(inputs, weights, tail)).to(dtype).float()
+    mixed = _silu(_convolve(inputs, weights, tail)).to(dtype).float()
     query, key, value = mixed.split([keys, keys, heads * shape.value_dim])
     repeats = heads // shape.num_key_heads
     query, key = (
         _shorten(part.view(-1, shape.key_dim)).repeat_interleave(repeats, dim=0)[:, :, None] for part in (query, key)
     )
-    rate = weights.decay_log.exp() * functional.softplus(time.float() + weights.step_bias)
+    rate = weights.decay_log.exp() * _softplus(time.float() + weights.step_bias)
     matrices.mul_((-rate).exp()[:, None, None])
     remembered = _sum(matrices * key)
-    change = torch.sigmoid(update.float())[:, None] * (value.view(heads, -1) - remembered)
+    change = _sigmoid(update.float())[:, None] * (value.view(heads, -1) - remembered)
     matrices.add_(key * change[:, None])
     result = _sum(matrices * (query * shape.key_dim**-0.5)).to(dtype)
     return _gated_norm(result, gates.view(heads, -1), weights.norm, shape.epsilon).flatten()
@@ -147,7 +147,20 @@ def _gated_norm(rows: Tensor, gates: Tensor, weight: Tensor, epsilon: float) -> 
     wide = rows.float()
     squares = _sum((wide * wide)[:, :, None]) / rows.shape[1]
     normed = (wide * (squares + epsilon).rsqrt()).to(rows.dtype) * weight
-    return (normed.float() * functional.silu(gates.float())).to(rows.dtype)
+    return (normed.float() * _silu(gates.float())).to(rows.dtype)
+
+
+def _sigmoid(numbers: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-numbers))
+
+
+def _silu(numbers: Tensor) -> Tensor:
+    return numbers / (1 + torch.exp(-numbers))
+
+
+def _softplus(numbers: Tensor) -> Tensor:
+    # Where the power is large, nothing is left of the one.
+    return numbers.where(numbers > 20, torch.log1p(torch.exp(numbers)))
 
 
 def _shorten(rows: Tensor) -> Tensor:

@@ -168,7 +168,7 @@ def test_two_ranks_hold_the_two_halves_of_eight_bits():
 
 def _tensors(model: object, name: str) -> list[tuple[str, Tensor]]:
     layer = model.layers[0]  # type: ignore[attr-defined]
-    projection = getattr(layer if hasattr(layer, name) else layer.feed, name)
+    projection = getattr(layer.mixer if hasattr(layer.mixer, name) else layer.feed, name)
     weight, _ = projection.packed.unpack()
     sizes = [rows.num_rows for rows in projection.modules]
     return list(zip([rows.name for rows in projection.modules], weight.split(sizes), strict=True))

@@ -130,8 +130,14 @@ _LORA = [
 
 _RESUBMISSION = [
     harmless("resubmission.age", ENDLESS, NEVER, base=Base.RESUBMITTED),
+    harmless("resubmission.sequences.prediction.num_accepted_tokens", 7, base=Base.RESUBMITTED),
+    harmless("resubmission.sequences.prediction.num_rejected_tokens", 7, base=Base.RESUBMITTED),
     Row("resubmission.sequences.token_ids", FOREIGN_IDS, SCHEDULER, base=Base.RESUBMITTED),
+    harmless("resubmission.sequences.prediction.num_accepted_tokens", 7, base=Base.RESUBMITTED),
+    harmless("resubmission.sequences.prediction.num_rejected_tokens", 7, base=Base.RESUBMITTED),
     Row("resubmission.sequences.token_ids", ([5] * 9, [5] * 10_000), SCHEDULER, base=Base.RESUBMITTED),
+    harmless("resubmission.sequences.prediction.num_accepted_tokens", 7, base=Base.RESUBMITTED),
+    harmless("resubmission.sequences.prediction.num_rejected_tokens", 7, base=Base.RESUBMITTED),
     Row("resubmission.sequences.token_ids", FOREIGN_IDS, SCHEDULER, base=Base.ENDED),
     harmless("resubmission.sequences.token_ids", [], [5] * 8, base=Base.RESUBMITTED),
     harmless("resubmission.sequences.finish_reason", 1, 2, 99, -1, base=Base.RESUBMITTED),
@@ -145,6 +151,8 @@ _RESUBMISSION = [
     ),
     harmless("resubmission.sequences.pooled_values", b"123", base=Base.RESUBMITTED),
     harmless("resubmission.num_cached_tokens", MAX_UINT32, base=Base.RESUBMITTED),
+    harmless("resubmission.sequences.prediction.num_accepted_tokens", 7, base=Base.RESUBMITTED),
+    harmless("resubmission.sequences.prediction.num_rejected_tokens", 7, base=Base.RESUBMITTED),
     Row("resubmission.sequences.token_ids", ([5],), SCHEDULER, base=Base.POOLED),
 ]
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
 from blockyard.worker.v1 import worker_pb2_grpc
+from tests.kit.processes import nursery
 from tests.kit.processes.system import Service
+
+if TYPE_CHECKING:
+    import pytest
 
 
 async def info(address: str) -> pb.GetWorkerInfoResponse:
@@ -34,7 +39,11 @@ def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-async def test_one_that_is_killed_comes_back_and_all_end_together(socket_folder: Path) -> None:
+async def test_one_that_is_killed_comes_back_and_all_end_together(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its own children are those that are looked for, so none is forked by the tests' nursery.
+    monkeypatch.delenv(nursery.ADDRESS_VARIABLE, raising=False)
     flags = ["--num-workers", "2", "--worker-address", f"unix:{socket_folder}/w", "--worker-group", "g"]
     service = Service("worker_service", [*flags, "--worker-device", "cpu", "--num-threads", "1"], socket_folder / "log")
     try:

@@ -97,7 +97,8 @@ def _right_answer(scheduler: Scheduler, epoch: int, rng: Random) -> worker_pb2.E
     """What a worker could answer to the oldest step."""
     step = scheduler._in_flight[0]
     answer = worker_pb2.ExecuteModelResponse(epoch=epoch, step_id=step.step_id, sequence_ids=step.sampled_ids)
-    counts = [1 + rng.randint(0, step.drafts.get(sequence, 0)) for sequence in step.sampled]
+    allowances = step.drafts or (0,) * len(step.sampled)
+    counts = [1 + rng.randint(0, allowance) for allowance in allowances]
     if any(count > 1 for count in counts):
         answer.num_tokens.extend(counts)
         answer.num_draft_tokens = answer.num_accepted_tokens = sum(counts) - len(counts)

@@ -164,7 +164,9 @@ class Trace:
         text = self._texts.get(tuple(ids), []) if chooser.random() < 0.8 else []
         lies = (SPOILED, *STOPS, chooser.randrange(VOCAB_SIZE))
         predicted = tuple(chooser.choice(lies) if chooser.random() < 0.1 else each for each in text)
-        asked = KINDS[kind] | {"seed": chooser.getrandbits(64), "predicted_token_ids": predicted}
+        # Predictions are counted by Python.
+        predicts = {"predicted_token_ids": predicted} if chooser.random() < 0.1 else {}
+        asked = KINDS[kind] | {"seed": chooser.getrandbits(64)} | predicts
         return NewRow(
             sequence_id,
             chooser.randrange(3),

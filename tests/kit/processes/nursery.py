@@ -22,6 +22,7 @@ import os
 import runpy
 import select
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -211,7 +212,13 @@ class _Nursery:
 
 @cache
 def _nursery() -> _Nursery:
-    return _Nursery(os.environ[ADDRESS_VARIABLE])
+    address = os.environ.get(ADDRESS_VARIABLE)
+    if address is None:
+        # A program of the kit that is run by itself.
+        folder = tempfile.mkdtemp(prefix="blockyard-nursery-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        address = os.environ[ADDRESS_VARIABLE] = f"{folder}/nursery"
+    return _Nursery(address)
 
 
 @contextlib.contextmanager
