@@ -3,8 +3,9 @@
     python -m benchmarks.kit.replaying_worker ANSWERS.json --worker-address=unix:/…
 
 The network computes each row in full, and the likeliest token of each is found; then another one takes its place. So a
-step costs what it costs, and what drafts gain does not depend on how well a model copies; but no step runs without Python. The first id of a prompt
-says which of the answers (a list of lists of ids) comes: it is FIRST_TOKEN_ID and its number.
+step costs what it costs, and what drafts gain does not depend on how well a model copies; but no step runs without
+Python. The first id of a prompt says which of the answers (a list of lists of ids) comes: it is FIRST_TOKEN_ID and its
+number.
 """
 
 from __future__ import annotations

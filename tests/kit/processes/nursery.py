@@ -350,7 +350,9 @@ def _become(request: dict[str, Any]) -> None:
     # Read when it was imported.
     faults.reach = faults._from_environment()
     # A command's services too.
-    supervisor.start_process = start_process
+    # One that does not know the address has children of its own.
+    if ADDRESS_VARIABLE in request["environment"]:
+        supervisor.start_process = start_process
 
 
 def _run(module: str) -> None:
