@@ -265,6 +265,10 @@ def check_failures(streams: list[Seen], flooded: list[Seen], gateway: Scrape, sc
     assert scheduler.sum("blockyard_blocks", state="used") == scheduler.sum("blockyard_requests") == 0
 
 
+# Steps that a worker may have computed without an answer: two in flight, and two that wait in its loop.
+MAX_UNANSWERED = 4
+
+
 def check_steps(before: Scrape, worker: Scrape, scheduler: Scrape) -> None:
     """The scheduler's steps are those of both of the worker's lives, but for what the first did not answer."""
     assert worker.sum("blockyard_worker_state", state="RUNNING") == 1
@@ -272,8 +276,8 @@ def check_steps(before: Scrape, worker: Scrape, scheduler: Scrape) -> None:
     num_steps = scheduler.sum("blockyard_steps_total")
     both = before.sum("blockyard_worker_steps_total") + worker.sum("blockyard_worker_steps_total")
     assert before.sum("blockyard_worker_steps_total") > 0
-    # The first went on for a moment after it was asked.
-    assert both <= num_steps
+    # The first went on for a moment after it was asked, and had computed some steps whose answers never came.
+    assert both <= num_steps + MAX_UNANSWERED
     assert scheduler.sum("blockyard_step_seconds_count", phase="wait") == num_steps
     assert worker.sum("blockyard_worker_step_seconds_count", phase="forward") == worker.sum(
         "blockyard_worker_steps_total"
