@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+# What the kernels hold, csrc/recurrent.h among them: tokens of a convolution, and columns of a state that lie together.
+MAX_CONV_WIDTH = 8
+STATE_COLUMNS = 32
+
 
 class RecurrentKind(StrEnum):
     GATED_DELTA = "gated_delta"

@@ -9,7 +9,7 @@ from blockyard.model_config.decoder_config import DecoderConfig, Head, Layer, Ml
 from blockyard.model_config.families.family import Family
 from blockyard.model_config.names import LLAMA_NAMES, RecurrentNames
 from blockyard.model_config.reading import assemble, attention_of, read_feed, read_layer_types, read_rms, read_sizes
-from blockyard.model_config.recurrent import Recurrent, RecurrentKind
+from blockyard.model_config.recurrent import MAX_CONV_WIDTH, STATE_COLUMNS, Recurrent, RecurrentKind
 from blockyard.model_config.rotary import COMMON_KINDS, read_rotary
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # Multimodal positions have three parts, which are equal in a text-only prompt.
 _KINDS = {**COMMON_KINDS, "mrope": "default"}
-_STATE_COLUMNS = 32
 
 
 def qwen3_5(fields: Fields) -> DecoderConfig:
@@ -44,14 +43,14 @@ def read_gated_delta(fields: Fields, epsilon: float) -> Recurrent:
     if value_heads % key_heads:
         problem = f"must be a multiple of linear_num_key_heads ({key_heads}), not {value_heads}"
         fields.refuse("linear_num_value_heads", f"config.json: linear_num_value_heads {problem}")
-    if value_dim % _STATE_COLUMNS:
+    if value_dim % STATE_COLUMNS:
         fields.refuse(
-            "linear_value_head_dim", f"config.json: linear_value_head_dim must be a multiple of {_STATE_COLUMNS}"
+            "linear_value_head_dim", f"config.json: linear_value_head_dim must be a multiple of {STATE_COLUMNS}"
         )
     fields.require("hidden_act", "silu")
     return Recurrent(
         kind=RecurrentKind.GATED_DELTA,
-        conv_width=fields.integer("linear_conv_kernel_dim", 4, least=2),
+        conv_width=fields.integer("linear_conv_kernel_dim", 4, least=2, most=MAX_CONV_WIDTH),
         conv_features=2 * key_heads * key_dim + value_heads * value_dim,
         num_key_heads=key_heads,
         num_value_heads=value_heads,
@@ -72,7 +71,10 @@ def lfm2(fields: Fields) -> DecoderConfig:
         indices = None
     own = ["full_attention" if indices is None or index in indices else "conv" for index in range(count)]
     types = read_layer_types(fields, count, ("conv", "full_attention")) or own
-    attention, width = attention_of(sizes, qk_norm=norm), fields.integer("conv_L_cache", 3, least=2)
+    attention, width = (
+        attention_of(sizes, qk_norm=norm),
+        fields.integer("conv_L_cache", 3, least=2, most=MAX_CONV_WIDTH),
+    )
     conv = Recurrent(
         kind=RecurrentKind.SHORT_CONV,
         conv_width=width,
