@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.parallel import ALONE
 from blockyard.contract.pooling import PoolingKind
-from blockyard.model_config.decoder_config import Attention, DecoderConfig, Experts, Norm, NormKind, norms_of
+from blockyard.model_config.decoder_config import (
+    ITEM_BYTES,
+    Attention,
+    DecoderConfig,
+    Experts,
+    Norm,
+    NormKind,
+    norms_of,
+)
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.recurrent import Recurrent
 from blockyard.model_config.share import Share
@@ -21,7 +29,6 @@ if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import Layer
     from blockyard.model_config.stored_weights import StoredWeights
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTE_BITS, WORD_BYTES = 8, 4
 # Per group or row of weights that a checkpoint has quantized (the modules `quantized` of `blockyard_kernels`).
 SCALE_BYTES, SUM_BYTES, CPU_ZERO_BYTES = 4, 4, 2

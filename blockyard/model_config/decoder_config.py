@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from blockyard.model_config.rotary import RotaryConfig
     from blockyard.model_config.stored_weights import StoredWeights
 
-DTYPES = ("float32", "bfloat16", "float16")
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = tuple(ITEM_BYTES)
 
 
 class NormKind(StrEnum):

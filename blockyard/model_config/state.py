@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.model_config.decoder_config import ITEM_BYTES
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.recurrent import Recurrent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.share import Share
 
 UNIT_ALIGNMENT = 64
 MATRIX_ITEM_BYTES = 4
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class StatePlan:
 
     `num_blocks`: fixed blocks of each sequence. `block_bytes`: bytes of a block. `places`: where the tail and then each
     head's matrix begin, in bytes, as if a sequence's fixed blocks lay one behind the other; of each layer of the rank
-    that has a state, by its index in the network.
+    that has a state, by its index among the rank's layers.
     """
 
     num_blocks: int
@@ -44,22 +44,31 @@ class StatePlan:
             BlockyardError: MODEL_NOT_LOADED, if a unit is larger than a block.
         """
         end, found = 0, dict[int, tuple[int, ...]]()
-        for index in share.layers:
-            mixer = config.layers[index].mixer
-            if not isinstance(mixer, Recurrent):
-                continue
-            places: list[int] = []
-            for size in _unit_bytes(mixer.share(share.tensor_parallel_size), ITEM_BYTES[config.dtype_name]):
-                if size > block_bytes:
-                    raise unusable(
-                        f"a state of {size} bytes does not fit into a block of {block_bytes}: use a larger --block-size"
-                    )
-                if end // block_bytes != (end + size - 1) // block_bytes:
-                    end = -(-end // block_bytes) * block_bytes
-                places.append(end)
-                end += -(-size // UNIT_ALIGNMENT) * UNIT_ALIGNMENT
-            found[index] = tuple(places)
+        for index, layer in enumerate(share.layers):
+            mixer = config.layers[layer].mixer
+            if isinstance(mixer, Recurrent):
+                sizes = _unit_bytes(mixer.share(share.tensor_parallel_size), ITEM_BYTES[config.dtype_name])
+                found[index], end = place_units(sizes, end, block_bytes)
         return cls(-(-end // block_bytes), block_bytes, found)
+
+
+def place_units(sizes: Iterable[int], end: int, block_bytes: int) -> tuple[tuple[int, ...], int]:
+    """Places units of some bytes behind `end`, none across two blocks; returns their places, and where they end.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, if a unit is larger than a block.
+    """
+    places: list[int] = []
+    for size in sizes:
+        if size > block_bytes:
+            raise unusable(
+                f"a state of {size} bytes does not fit into a block of {block_bytes}: use a larger --block-size"
+            )
+        if end // block_bytes != (end + size - 1) // block_bytes:
+            end = -(-end // block_bytes) * block_bytes
+        places.append(end)
+        end += -(-size // UNIT_ALIGNMENT) * UNIT_ALIGNMENT
+    return tuple(places), end
 
 
 def _unit_bytes(mixer: Recurrent, item_bytes: int) -> Iterator[int]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from blockyard.model_config.state import place_units
 from blockyard_kernels.ops import kv_pool_shape
 from blockyard_kernels.recurrent.ops import RecurrentKind, RecurrentShape, RecurrentWeights
 from tests.kit.kernels.backends import BEST, REFERENCE, Kernels
@@ -43,19 +44,6 @@ def make_rows(kind: str, dtype: torch.dtype, count: int, seed: int) -> torch.Ten
     return torch.randn(count, SHAPES[kind].in_features, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def places_of(shape: RecurrentShape, item_bytes: int, block_bytes: int) -> tuple[tuple[int, ...], int]:
-    """Places the units as the model does; returns the number of blocks too."""
-    sizes = [(shape.conv_width - 1) * shape.conv_features * item_bytes]
-    sizes += [4 * shape.key_dim * shape.value_dim] * shape.num_value_heads
-    end, places = 0, list[int]()
-    for size in sizes:
-        if end // block_bytes != (end + size - 1) // block_bytes:
-            end = -(-end // block_bytes) * block_bytes
-        places.append(end)
-        end += size
-    return tuple(places), -(-end // block_bytes)
-
-
 class Bench:
     """Sequences with their states in a pool that starts as NaN."""
 
@@ -63,7 +51,11 @@ class Bench:
         self.kernels, self.shape, self.weights = kernels, SHAPES[kind], make_weights(kind, kernels.dtype)
         shape = kv_pool_shape(NUM_BLOCKS, 1, 2, BLOCK_SIZE, 128)
         self.pool = torch.full(shape, float("nan"), dtype=kernels.dtype)
-        self.places, self.num_fixed = places_of(self.shape, kernels.dtype.itemsize, self.pool[0].nbytes)
+        tail = (self.shape.conv_width - 1) * self.shape.conv_features * kernels.dtype.itemsize
+        matrices = [4 * self.shape.key_dim * self.shape.value_dim] * self.shape.num_value_heads
+        block_bytes = self.pool[0].nbytes
+        self.places, end = place_units([tail, *matrices], 0, block_bytes)
+        self.num_fixed = -(-end // block_bytes)
         self._free = random.Random(3).sample(range(NUM_BLOCKS), NUM_BLOCKS)
         self._rows: dict[object, tuple[list[int], int]] = {}
 

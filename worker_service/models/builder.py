@@ -28,8 +28,8 @@ from worker_service.models.projections import (
     Projection,
     ProjectionRows,
     halves_order,
-    join,
     parts_order,
+    stacked_parts,
 )
 from worker_service.pooling.head import PoolingHead, read_products
 
@@ -174,13 +174,13 @@ class NetworkBuilder(RecurrentReader):
                     for which in norms_of(layer.placement)
                 }
             ),
-            mixer=self._mixer(prefix, index, layer.mixer),
+            mixer=self._mixer(prefix, layer.mixer),
             feed=self._feed(prefix, layer.feed),
         )
 
-    def _mixer(self, prefix: str, index: int, mixer: Attention | Recurrent) -> Mixer:
+    def _mixer(self, prefix: str, mixer: Attention | Recurrent) -> Mixer:
         if isinstance(mixer, Recurrent):
-            return self._recurrent(prefix, index, mixer)
+            return self._recurrent(prefix, mixer)
         return self._attention(prefix, mixer)
 
     def _attention(self, prefix: str, attention: Attention) -> AttentionMixer:
@@ -263,13 +263,8 @@ class NetworkBuilder(RecurrentReader):
         """Cuts modules of the same input by their outputs. Modules with the same name are stored as one tensor."""
         if len({name for name, _ in modules}) == len(modules):
             return tuple(self._rows(prefix + name, cut.size, (cut.part,)) for name, cut in modules)
-        starts = [sum(cut.size for _, cut in modules[:index]) for index in range(len(modules))]
-        parts = [
-            slice(start + cut.part.start, start + cut.part.stop)
-            for start, (_, cut) in zip(starts, modules, strict=True)
-        ]
-        total = sum(cut.size for _, cut in modules)
-        return (self._rows(prefix + modules[0][0], total, join(parts)),)
+        cuts = [cut for _, cut in modules]
+        return (self._rows(prefix + modules[0][0], sum(cut.size for cut in cuts), stacked_parts(cuts)),)
 
     def _qk_norms(self, prefix: str, attention: Attention) -> QueryKeyNorms | None:
         names, norm = self._config.names, attention.qk_norm

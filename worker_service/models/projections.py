@@ -150,9 +150,12 @@ def concatenate(pieces: Sequence[Tensor], dim: int = 0) -> Tensor:
     return pieces[0].new_empty(shape)
 
 
-def join(slices: Sequence[slice]) -> tuple[slice, ...]:
-    joined: list[slice] = []
-    for piece in slices:
+def stacked_parts(cuts: Sequence[Cut]) -> tuple[slice, ...]:
+    """Returns a rank's parts of a tensor that has the rows of some dimensions one after another."""
+    joined, start = list[slice](), 0
+    for cut in cuts:
+        piece = slice(start + cut.part.start, start + cut.part.stop)
+        start += cut.size
         if joined and joined[-1].stop == piece.start:
             joined[-1] = slice(joined[-1].start, piece.stop)
         else:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurrentMixer:
-    layer: int
-    """The layer's index in the whole network."""
     shape: RecurrentShape
     inputs: Projection
     weights: RecurrentWeights
@@ -36,6 +34,6 @@ class RecurrentMixer:
         backend, recurrent = context.backend, context.backend.recurrent
         assert recurrent is not None and context.states is not None, "checked when the network was built"
         rows = backend.linear(normed, self.inputs.packed, lora=context.lora)
-        places = context.states.places[self.layer]
+        places = context.states.places[index]
         mixed = recurrent.mix(rows, self.weights, context.batch, context.kv_pool, places, self.shape)
         return backend.linear(mixed, self.output.packed, lora=context.lora)

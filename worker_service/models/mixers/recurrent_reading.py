@@ -9,7 +9,7 @@ import torch
 from blockyard_kernels.recurrent.ops import RecurrentKind, RecurrentShape, RecurrentWeights
 from worker_service.models.mixers.recurrent import RecurrentMixer
 from worker_service.models.part_reader import PartReader
-from worker_service.models.projections import Cut, join
+from worker_service.models.projections import Cut, stacked_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,19 +18,18 @@ if TYPE_CHECKING:
 
 
 class RecurrentReader(PartReader):
-    def _recurrent(self, prefix: str, index: int, recurrent: Recurrent) -> RecurrentMixer:
-        """Reads the recurrence of a layer. `prefix`: of the layer's names; `index`: of the layer in the network."""
+    def _recurrent(self, prefix: str, recurrent: Recurrent) -> RecurrentMixer:
+        """Reads the recurrence of a layer. `prefix`: of the layer's names."""
         names, share = self._config.names.recurrent, self._share
         mine = recurrent.share(share.tensor_parallel_size)
         parts = self._inputs(recurrent)
         sizes = (sum(cut.size for cut in cuts) for cuts in parts)
         modules = tuple(
-            self._rows(prefix + name, size, _join(cuts))
+            self._rows(prefix + name, size, stacked_parts(cuts))
             for name, size, cuts in zip(names.inputs, sizes, parts, strict=True)
         )
         features = Cut(recurrent.out_features, share.part(recurrent.out_features))
         return RecurrentMixer(
-            layer=index,
             shape=RecurrentShape(
                 RecurrentKind(mine.kind.value),
                 mine.conv_features,
@@ -60,7 +59,7 @@ class RecurrentReader(PartReader):
 
     def _recurrent_weights(self, prefix: str, recurrent: Recurrent, mixed: tuple[Cut, ...]) -> RecurrentWeights:
         names, width = self._config.names.recurrent, recurrent.conv_width
-        part = (_join(mixed if recurrent.num_value_heads else mixed[:1]),)
+        part = (stacked_parts(mixed if recurrent.num_value_heads else mixed[:1]),)
         conv = self._keep(self._read(f"{prefix}{names.conv}.weight", recurrent.conv_features, 1, width, part=part))
         bias = None
         if recurrent.conv_bias:
@@ -77,12 +76,3 @@ class RecurrentReader(PartReader):
 
     def _head_numbers(self, name: str, count: int, part: slice) -> Tensor:
         return self._keep(self._read(name, count, part=((part,),), dtype=torch.float32))
-
-
-def _join(cuts: tuple[Cut, ...]) -> tuple[slice, ...]:
-    """Returns the parts of a tensor that has the rows of all cuts one after another."""
-    start, parts = 0, list[slice]()
-    for cut in cuts:
-        parts.append(slice(start + cut.part.start, start + cut.part.stop))
-        start += cut.size
-    return join(parts)
