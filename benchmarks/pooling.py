@@ -33,7 +33,7 @@ from benchmarks.kit.figures import number, percent, round_figures, spread_of
 from blockyard.common.v1 import pooling_pb2
 from blockyard.worker.v1 import worker_pb2 as pb
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
+from worker_service.batch.rows import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.codec import decode_step, encode_result
 from worker_service.models.loader import load_model

@@ -1,4 +1,4 @@
-"""What `schedule()` and `update()` cost with 8, 64 and 256 running sequences in steady decode.
+"""The time that `schedule()` and `update()` take with 8, 64 and 256 running sequences in steady decode.
 
 Of 256 also with 10,000 waiting; of each where no draft can pay (auto), and where the worker drafts 32 tokens in every
 step, of which a third is right (ngram). Such a step brings more tokens, so the cost of each is shown as well.

@@ -1,4 +1,4 @@
-"""What lies between two replays of a worker that decodes, with and without its steady loop.
+"""The time between two replays of a worker that decodes, with and without its steady loop.
 
     python benchmarks/step_gap.py [--model llama-135m] [--concurrency 1 8 64] [--steps 150] [--rounds 5] [--write]
 

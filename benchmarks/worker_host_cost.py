@@ -29,7 +29,7 @@ from benchmarks.kit import record
 from blockyard.contract.sampling import SamplingParams
 from blockyard_kernels.select import get_backend
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
+from worker_service.batch.rows import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.lora.slots import AdapterSlots
 from worker_service.runner.model_runner import ModelRunner, RunnerOutput

@@ -56,6 +56,7 @@ class DecodeRows:
     waits: Flags
     """Whether a sequence's logits are edited until it has `least_tokens`: steps before are left."""
     may_draft: Flags
+    """Whether a step may allow the sequence drafts."""
     temperatures: Floats
     """0: greedy. This and the following: see `blockyard_kernels.sampling.Choices`."""
     top_k: Integers
@@ -63,8 +64,9 @@ class DecodeRows:
     min_p: Floats
     seeds: Integers
     sequence_indexes: Integers
+    refuses_drafts: Flags
     predicted: Integers
-    """The address of each sequence's second text, int32; 0: it has none."""
+    """The address of the text that each sequence's request predicts, int32; 0: it predicts none."""
     num_predicted: Integers
     starts_over: Flags | None
     """[all rows]: those that compute their next token without drafts; written. None: nothing is drafted."""
@@ -123,6 +125,8 @@ class StepAnswer:
     counts: tuple[int, ...]
     """[n]: how many of the tokens each sequence has; -1: it had ended before."""
     token_ids: tuple[int, ...]
+    predictions: tuple[tuple[int, int, int], ...] = ()
+    """Place, drafts and right drafts of each sequence whose drafts its request predicts."""
 
     @classmethod
     def of(cls, words: Integers) -> StepAnswer:
@@ -130,7 +134,11 @@ class StepAnswer:
         queue_seconds, begun_at, forward_seconds, sample_seconds = words[1:5].view(np.float64).tolist()
         times = float(queue_seconds), float(begun_at), float(forward_seconds), float(sample_seconds)
         numbers = words[NUM_ANSWER_WORDS:].tolist()
-        return cls(number, *times, num_drafts, tuple(numbers[:num_sequences]), tuple(numbers[num_sequences:]))
+        counts = tuple(numbers[:num_sequences])
+        end = num_sequences + sum(max(each, 0) for each in counts)
+        rest = iter(numbers[end:])
+        predictions = tuple(zip(rest, rest, rest, strict=True))
+        return cls(number, *times, num_drafts, counts, tuple(numbers[num_sequences:end]), predictions)
 
 
 class DecodeLoop(Protocol):

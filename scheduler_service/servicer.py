@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.codec.durations import decode_seconds
+from blockyard.contract.codec.messages import decode_seconds
 from blockyard.contract.codec.progress import encode_progress
 from blockyard.contract.codec.scheduling import decode_abort
 from blockyard.errors import BlockyardError, Reason, Violation, invalid

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.codec import worker_info, workers
-from blockyard.contract.codec.durations import decode_seconds
+from blockyard.contract.codec.messages import decode_seconds
 from blockyard.contract.workers import CollectivesKind, LoadProgress, Placement
 from blockyard.errors import Violation, invalid
 from blockyard.service import faults

@@ -33,7 +33,7 @@ from blockyard.telemetry import EventLogger
 from blockyard_kernels.capture import CaptureSizes
 from blockyard_kernels.select import KernelChoice
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
+from worker_service.batch.rows import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.cache_requests import wrong_state_blocks
 from worker_service.collectives.gathering import make_silence

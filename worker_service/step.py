@@ -147,7 +147,7 @@ class Step:
     max_draft_tokens: Array = field(default_factory=no_ids)
     # In thousandths of a token, what the step's first, second, … draft costs; empty: nothing.
     draft_prices: Array = field(default_factory=no_ids)
-    # Of the replaced tables, those that come with other fixed blocks, all of their sequence.
+    # Sequences of replaced_tables whose fixed blocks change too, each with all of them.
     replaced_fixed_tables: tuple[tuple[int, Array], ...] = ()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Unpack
 
-from blockyard.contract.codec.durations import encode_seconds
+from blockyard.contract.codec.messages import encode_seconds
 from blockyard.contract.codec.pooling import decode_classifications, decode_embeddings, decode_scores
 from blockyard.inference.v1 import inference_pb2
 

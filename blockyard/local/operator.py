@@ -14,7 +14,7 @@ import grpc.aio
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import administration_pb2, status_pb2
-from blockyard.contract.codec.durations import encode_seconds
+from blockyard.contract.codec.messages import encode_seconds
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.headers import MODEL_KEY
 

@@ -133,7 +133,7 @@ class Placement(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     mixer: Attention | Recurrent
-    """What mixes the rows of a sequence."""
+    """The kind of layer that mixes the rows of a sequence: attention, or a recurrence."""
     feed: Mlp | Experts
     norm: Norm
     """The kind of all the layer's norms except `qk_norm`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-# What the kernels hold, csrc/recurrent.h among them: tokens of a convolution, and columns of a state that lie together.
+# The most that the kernels (csrc/recurrent.h) hold: tokens of a convolution, and columns of a state that lie together.
 MAX_CONV_WIDTH = 8
 STATE_COLUMNS = 32
 
@@ -32,7 +32,7 @@ class Recurrent:
     key_dim: int = 0
     value_dim: int = 0
     epsilon: float = 1e-6
-    """Of the gated norm of each head's results."""
+    """The epsilon of the gated norm of each head's results."""
     in_bias: bool = False
     out_bias: bool = False
 

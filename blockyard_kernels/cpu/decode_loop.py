@@ -21,7 +21,7 @@ _TYPES: dict[str, Any] = {"int": ctypes.c_int64, "float": ctypes.c_double}
 
 
 class HasExecutor(Protocol):
-    """What replays: its team of threads may be replaced by another one."""
+    """The owner of the executor that replays a plan. Another one with other threads may take the executor's place."""
 
     executor: Executor
 
@@ -63,8 +63,8 @@ class CpuDecodeLoop:
         self._handle = library.blockyard_loop_create(self.event)
         self._plan, self._owner = plan, owner
         self._rows: tuple[DecodeRows, _Rows] | None = None
-        # No step has more sequences, and no more tokens.
-        self._words = np.zeros(NUM_ANSWER_WORDS + 2 * plan.max_tokens, np.int64)
+        # No step has more sequences or more tokens, and only half of the tokens can be those of sequences with drafts.
+        self._words = np.zeros(NUM_ANSWER_WORDS + 4 * plan.max_tokens, np.int64)
 
     def open(self, rows: DecodeRows, last_step_id: int, first: Integers) -> None:
         if self._rows is None or self._rows[0] is not rows:

@@ -43,7 +43,7 @@ class RecurrentShape:
     key_dim: int = 0
     value_dim: int = 0
     epsilon: float = 0.0
-    """Of the gated norm."""
+    """The epsilon of the gated norm."""
 
     @property
     def in_features(self) -> int:

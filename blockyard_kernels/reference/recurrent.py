@@ -159,7 +159,7 @@ def _silu(numbers: Tensor) -> Tensor:
 
 
 def _softplus(numbers: Tensor) -> Tensor:
-    # Where the power is large, nothing is left of the one.
+    # log(1 + exp(x)) is x where exp(x) is so large that adding 1 changes nothing.
     return numbers.where(numbers > 20, torch.log1p(torch.exp(numbers)))
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.contract.codec.chat import decode_conversation, encode_call
-from blockyard.contract.codec.durations import decode_seconds
 from blockyard.contract.codec.events import encode_finished, encode_logprobs
+from blockyard.contract.codec.messages import decode_seconds
 from blockyard.contract.codec.request import decode_format, decode_position, decode_spec
 from blockyard.contract.events import Delta, Finished, join_calls
 from blockyard.errors import Reason, Violation, invalid

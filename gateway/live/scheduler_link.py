@@ -15,7 +15,7 @@ import grpc.aio
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.clock import SYSTEM, Clock
 from blockyard.contract.codec import scheduling as codec
-from blockyard.contract.codec.durations import encode_seconds
+from blockyard.contract.codec.messages import encode_seconds
 from blockyard.contract.codec.progress import decode_progress
 from blockyard.contract.scheduling import (
     Abort,

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.contract.codec.durations import decode_seconds, encode_seconds
+from blockyard.contract.codec.messages import decode_seconds, encode_seconds
 from blockyard.contract.codec.workers import decode_known_tags, encode_tags
 from blockyard.contract.diagnostics import DEFAULT_SECONDS, MAX_SECONDS
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.contract.codec.durations import encode_seconds
+from blockyard.contract.codec.messages import encode_seconds
 from scheduler_service.admin.status_codec import encode_status
 
 if TYPE_CHECKING:

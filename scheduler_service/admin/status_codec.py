@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import status_pb2
-from blockyard.contract.codec.durations import encode_seconds
+from blockyard.contract.codec.messages import encode_seconds
 from blockyard.contract.codec.worker_info import STATES
 from blockyard.version import __version__
 

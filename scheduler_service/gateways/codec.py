@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from blockyard.contract.codec import scheduling
-from blockyard.contract.codec.durations import decode_seconds
+from blockyard.contract.codec.messages import decode_seconds
 from blockyard.contract.codec.sampling import decode_beams
 from blockyard.contract.codec.trace import decode_trace_context
 from blockyard.errors import BlockyardError, Reason, Violation, invalid

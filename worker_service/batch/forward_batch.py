@@ -141,6 +141,7 @@ class Layouts:
         self._rows = NO_IDS
         # The latest is the last.
         self._layouts: OrderedDict[LayoutKey, StepLayout] = OrderedDict()
+        self._last: StepLayout | None = None
 
     def find(
         self,
@@ -154,12 +155,14 @@ class Layouts:
         """Returns the layout of a step; see `make_layout`. The array of rows is another one after a row has changed."""
         if step_rows is not self._rows:
             self._layouts.clear()
-            self._rows = step_rows
+            self._rows, self._last = step_rows, None
         key = layout_key(step, ended, is_due, num_drafts)
+        if self._last is not None and self._last.key == key:
+            return self._last
         found = self._layouts.pop(key, None)
         if found is None:
             found = make_layout(step, step_rows, ended, is_due, requests, num_drafts)
-        self._layouts[key] = found
+        self._layouts[key] = self._last = found
         if len(self._layouts) > MAX_LAYOUTS:
             self._layouts.popitem(last=False)
         return found

@@ -24,8 +24,8 @@ from worker_service.batch.forward_batch import (
     find_pooled,
     find_rejections,
 )
-from worker_service.batch.progress import PROGRESS, RowProgress
 from worker_service.batch.row_requests import NO_LENGTH, RequestTable, RowRequests, with_rows
+from worker_service.batch.rows import PROGRESS, RowProgress
 from worker_service.batch.steady_rows import make_steady_rows
 from worker_service.batch.tables import find_filled, find_kept
 from worker_service.sampling.sampler import SampleRows
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from blockyard_kernels.decoding import DecodeRows
     from blockyard_kernels.sampling import Flags
     from worker_service.batch.drafts import StepDrafts
-    from worker_service.batch.limits import BatchLimits
     from worker_service.batch.row_requests import Followers
+    from worker_service.batch.rows import BatchLimits
     from worker_service.batch.runs import Runs
     from worker_service.drafting.drafter import Drafter
     from worker_service.grammars.matchers import Grammars, GrammarState, Masks
@@ -288,7 +288,9 @@ class InputBatch:
                 yield PromptRows(step.sequence_ids[place], first, token_ids, first_hidden, int(num_best))
 
     def _tables(self, rows: Array, seq_lens: Array) -> npt.NDArray[np.int32]:
-        widest, num_groups = -(-int(seq_lens.max(initial=0)) // self.limits.block_size), self.limits.num_kv_groups
+        # Half the time of seq_lens.max().
+        longest, num_groups = int(np.maximum.reduce(seq_lens, initial=0)), self.limits.num_kv_groups
+        widest = -(-longest // self.limits.block_size)
         return divide_tables(self._block_tables[rows, : widest * num_groups], num_groups)
 
     def _inputs(self, layout: StepLayout, seq_lens: Array) -> Array:

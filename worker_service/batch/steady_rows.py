@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from blockyard_kernels.drafting import Ids
     from worker_service.batch.drafts import BatchDrafts
-    from worker_service.batch.limits import BatchLimits
     from worker_service.batch.row_requests import RequestTable
+    from worker_service.batch.rows import BatchLimits
     from worker_service.step import Array
 
     Arrays = tuple[npt.NDArray[np.void], Ids, npt.NDArray[np.int32]]
 
 
-# What is told of BatchLimits, by the names that both have.
+# The fields that DecodeRows takes from BatchLimits; both have the same names.
 _LIMITS = (
     *("vocab_size", "block_size", "num_kv_groups", "max_model_len", "max_num_blocks", "max_num_batched_tokens"),
     *("max_draft_tokens", "max_draft_rows"),
@@ -53,9 +53,6 @@ def make_steady_rows(
     asks = (columns["logprobs"] >= 0) | (columns["num_beam_candidates"] > 0) | (columns["lora_id"] != 0)
     if asks.any() or any(each.edit_logits for each in lists):
         return None
-    # The loop counts no drafts of predictions, and drafts for all.
-    if drafts is not None and any(each.predicted_token_ids is not None or not each.may_draft for each in lists):
-        return None
     progress, token_ids, block_tables = arrays
     texts = [each.predicted_token_ids for each in lists]
     stop_token_ids = requests.stop_token_ids(rows)
@@ -84,6 +81,7 @@ def make_steady_rows(
         min_p=min_p,
         seeds=seeds,
         sequence_indexes=indexes,
+        refuses_drafts=np.array([not each.may_draft for each in lists], np.bool_),
         predicted=np.array([0 if text is None else text.ctypes.data for text in texts], np.int64),
         num_predicted=np.array([0 if text is None else len(text) for text in texts], np.int64),
         **_find_drafting(drafts),

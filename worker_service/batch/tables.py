@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from worker_service.batch.limits import BatchLimits
+    from worker_service.batch.rows import BatchLimits
     from worker_service.step import Array
 
 

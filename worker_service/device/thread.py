@@ -49,7 +49,7 @@ class DeviceThread:
         # Unlike queue.Queue it wakes its reader without a lock written in Python.
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._num_jobs = 0
-        # What a job left to be done when the next one computes, with the number of the job.
+        # Work that a job left for the moment at which the next one computes, with the number of the job.
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
         self._thread = make_thread(self._run, "device")
         # A second thread that waits for asynchronous work on the device.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from blockyard.contract.sampling import ThinkingTokens
-    from worker_service.batch.limits import BatchLimits
+    from worker_service.batch.rows import BatchLimits
 
 log = EventLogger(__name__)
 

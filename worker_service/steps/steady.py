@@ -179,4 +179,5 @@ def make_output(step: Step, answer: StepAnswer) -> StepOutput:
         num_tokens=counts if answer.num_drafts else (),
         num_draft_tokens=answer.num_drafts,
         num_accepted_tokens=len(answer.token_ids) - len(sequence_ids),
+        predictions=tuple((step.sequence_ids[place], drafts, right) for place, drafts, right in answer.predictions),
     )

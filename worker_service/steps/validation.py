@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockyard.errors import BlockyardError, Violation, invalid
-from worker_service.batch.progress import RowProgress
+from worker_service.batch.rows import RowProgress
 from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, ForkedRow, NewRow, Step
 from worker_service.steps.block_owners import wrong_owners
 from worker_service.steps.lora_rules import wrong_loras

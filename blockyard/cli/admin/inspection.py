@@ -13,7 +13,7 @@ import typer
 from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api
 from blockyard.cli.connection import with_connection
-from blockyard.contract.codec.durations import encode_seconds
+from blockyard.contract.codec.messages import encode_seconds
 from blockyard.contract.diagnostics import (
     DEFAULT_SECONDS,
     DIAGNOSTICS,

@@ -1,4 +1,4 @@
-"""Maps values and enums of the contract to generated messages and enums with the same names, and back."""
+"""Maps values, enums and durations of the contract to generated messages with the same names, and back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 if TYPE_CHECKING:
@@ -106,3 +107,18 @@ class MessageCodec(Generic[Value, MessageT]):
             if message.HasField(name) if is_message and not is_repeated else field or not is_repeated:
                 told[name] = self._parts[name].decode(field) if name in self._parts else field
         return self._value(**told)
+
+
+def encode_seconds(seconds: float | None) -> Duration | None:
+    """Encodes a duration; None leaves a field absent. Fields of every step have faster ways of their own."""
+    if seconds is None:
+        return None
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def decode_seconds(message: Message, name: str) -> float | None:
+    """Decodes a field of a message that is a duration; None if the field is absent."""
+    duration: Any = getattr(message, name)
+    return duration.ToNanoseconds() / 1e9 if message.HasField(name) else None

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.contract.chat import Conversation
 from blockyard.contract.codec.chat import decode_conversation, encode_conversation
-from blockyard.contract.codec.durations import decode_seconds, encode_seconds
-from blockyard.contract.codec.messages import EnumCodec
+from blockyard.contract.codec.messages import EnumCodec, decode_seconds, encode_seconds
 from blockyard.contract.codec.sampling import (
     decode_beams,
     decode_sampling,

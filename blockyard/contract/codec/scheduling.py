@@ -6,8 +6,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import pooling_pb2, sampling_pb2
-from blockyard.contract.codec.durations import decode_seconds, encode_seconds
-from blockyard.contract.codec.messages import EnumCodec
+from blockyard.contract.codec.messages import EnumCodec, decode_seconds, encode_seconds
 from blockyard.contract.codec.pooling import (
     decode_pooling,
     encode_pooling,

@@ -2056,9 +2056,9 @@ class ExecuteModelResponse(_message.Message):
     pooled_values: _builtins.bytes
     """The values of all pooled_sequence_ids, one sequence after the other: float32, little-endian."""
     num_forced_tokens: _builtins.int
-    """Of the tokens that were drafted, those that a grammar forces."""
+    """The number of drafts that a grammar forced."""
     num_accepted_forced_tokens: _builtins.int
-    """Of these, the ones that were right."""
+    """The number of forced drafts that were right."""
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sampled sequences, in the order of the request."""

@@ -80,7 +80,7 @@ __attribute__((noinline)) Floats activate(int32_t activation, Floats x) {
     }
 }
 
-// What becomes of logits: times the scale, then softcap * tanh(logit / softcap); a softcap of 0: no more.
+// Multiplies logits by the scale, then bounds them: softcap * tanh(logit / softcap). A softcap of 0 bounds nothing.
 __attribute__((noinline)) inline Floats transform_logits(Floats logits, float scale, float softcap) {
     logits = mul(logits, broadcast(scale));
     return softcap == 0 ? logits : mul(hyperbolic_tangent(mul(logits, broadcast(1 / softcap))), broadcast(softcap));

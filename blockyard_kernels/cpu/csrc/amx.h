@@ -198,8 +198,8 @@ class TileProduct {
         if (rows_) tiles_.release();
     }
 
-    // What comes to the second cache while the next products are made, as many bytes as they read of the right side: of
-    // memory that will be needed soon, or null.
+    // Lets the next products fetch memory that will be needed soon into the second cache: as many bytes as they read of
+    // the right side. Null: they fetch nothing.
     void fetch(const char* place) { next_ = place; }
 
     // Writes sums [rows][32]: of `rows` rows of words by the words of a panel.

@@ -4,7 +4,8 @@
 // that both products read them as packed right sides, of vectors or of AMX's tiles. Keys are cut at multiples of 256
 // positions. Within a cut a row takes the maximum of its own scores, exponentials rounded to the type of the values,
 // their sum and product; cuts are merged in order with a running maximum (Milakov and Gimelshein, arXiv 1805.02867).
-// What a row does not see counts as an exact zero, so neither its neighbours nor how the step was cut can change a bit.
+// A key that a row does not see has a weight of exactly zero, so neither the row's neighbours nor the cutting of a step
+// into batches can change a bit.
 // A pool in int8 has the same layout of words: see kv_int8.h.
 #pragma once
 
@@ -29,7 +30,7 @@ inline PoolShape pool_shape(const Op& op) {
     return {op.block_stride, op.layer_offset, op.num_kv_heads, op.block_size * (op.head_dim + scale_bytes)};
 }
 
-// Where attention of a tile and a head begins: at the first of all its keys, or at a cut that is computed alone.
+// One unit of attention: a tile and a head, from the first of all keys on, or one cut of them that is computed alone.
 struct AttentionUnit {
     const AttentionTile* tile = nullptr;
     int64_t head = 0, first_key = 0;
@@ -57,8 +58,8 @@ struct VisibleKeys {
 
 inline int64_t padded_dim(int64_t dim) { return (dim + VL - 1) / VL * VL; }
 
-// What a cut gives some rows: the product of their weights and the values, the maximum of their scores, and the sum of
-// their weights.
+// The results of a cut for some rows: the product of their weights and the values, the maximum of their scores, and the
+// sum of their weights.
 struct CutResults {
     float* products;  // [rows][padded head_dim]
     float* maxima;    // [rows]
@@ -74,7 +75,7 @@ struct CutResults {
     static int64_t num_floats(int64_t num_rows, int64_t padded) { return (num_rows * (padded + 2) + VL - 1) / VL * VL; }
 };
 
-// Of one thread: what a tile works on.
+// One thread's memory for the tile that it computes.
 template <class E>
 struct AttentionScratch {
     explicit AttentionScratch(int64_t dim)
@@ -236,7 +237,7 @@ class AttentionRunner {
         return {(const uint32_t*)scratch_.weights.data(), CUT / PER_WORD<S>, num_rows_};
     }
 
-    // Where they go: a product's row has the place of its factor's.
+    // The destinations of scores and products: a row of a product has the place of its factor's row.
     float* all_scores() const { return IS_QUANTIZED ? scratch_.digits.scores.data() : scratch_.scores.data(); }
     float* all_products() const { return IS_QUANTIZED ? scratch_.digits.products.data() : results_.products; }
 
@@ -429,7 +430,7 @@ class AttentionRunner {
                 const Floats sum = join_digits(load(scores + i), load(scores + CUT + i), load(ones + i));
                 store(scores + i, mul(mul(sum, scale), load(digits.key_scales + i)));
             }
-            // Where the lower digits' scores were.
+            // The weights overwrite the scores of the lower digits, which are no longer needed.
             float* weights = scores + CUT;
             Largest largest;
             weigh_scores(row, first_key, num_keys, scores, weights, largest);
@@ -509,7 +510,7 @@ class AttentionRunner {
         results_.sums[row] = add_lanes(sum);
     }
 
-    // What is left to multiply by is the softcap itself: see `scale_`.
+    // The factor that remains, the softcap itself, is part of `scale_`.
     __attribute__((noinline)) void cap(float* scores, int64_t first, int64_t last) const {
         const Floats factor = broadcast(op_.scale / op_.softcap);
         for (int64_t i = first; i < last; i += VL) store(scores + i, hyperbolic_tangent(mul(load(scores + i), factor)));
@@ -637,8 +638,8 @@ class AttentionRunner {
     }
 
 #if defined(HAS_TILES)
-    // Of the products with quantized values: they have as many rows as those with keys, since to set tiles up for another
-    // number takes longer.
+    // Unused rows of the products with quantized values. These have as many rows as the products with keys, since setting
+    // tiles up for another number takes longer than the unused rows do.
     static constexpr int NUM_UNUSED = ON_TILES<S> ? 1 : 0;
     static constexpr int ROWS_AT_ONCE = ON_TILES<S> ? BLOCK_ROWS : MAX_TILE_ROWS;
     static constexpr int64_t PIECE_WORDS = ON_TILES<S> ? TILE_WORDS : 1;
@@ -656,14 +657,14 @@ class AttentionRunner {
     const PoolShape pool_;
     AttentionScratch<E>& scratch_;
     const int64_t group_, dim_words_;
-    // Of scores as they are in the scratch, which are then exponents of two.
+    // Makes the scores in the scratch exponents of two.
     const float scale_;
     const AttentionTile* tile_ = nullptr;
     int64_t head_ = 0, first_member_ = 0, num_members_ = 0;
-    // What is read after this cut, and after this unit.
+    // The cut that is read after the current one, and the first of the next unit.
     Cut next_, after_;
     CutResults results_ = {};
-    // Of a quantized pool: what comes next, and how many lines of it with each part of what is computed.
+    // The lines of a quantized pool that are fetched next, and how many of them each part of the computation fetches.
     LinesAhead ahead_;
     int64_t ahead_of_tile_ = 0, ahead_of_vector_ = 0, ahead_of_block_ = 0, ahead_of_column_ = 0;
     int num_rows_ = 0, num_blocks_ = 0;

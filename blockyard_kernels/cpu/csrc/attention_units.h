@@ -48,7 +48,7 @@ class AttentionUnits {
         int64_t place, num_floats;  // of its results, head after head; of those of one cut
     };
 
-    // What 16 rows of 128 numbers have at 128,000 keys.
+    // The results of 16 rows of 128 numbers at 128,000 keys fit.
     static constexpr int64_t FLOATS_OF_A_THREAD = 1 << 20;
 
     int64_t num_floats() const { return num_threads_ > 1 ? num_threads_ * FLOATS_OF_A_THREAD : 0; }
@@ -100,7 +100,7 @@ class AttentionUnits {
 
     const int num_threads_;
     const std::unique_ptr<float[]> results_;
-    // Of each tile and head, how many cuts are still to be computed.
+    // The number of cuts that are still to be computed, by tile and head.
     const std::unique_ptr<std::atomic<int64_t>[]> num_left_;
     const Op* op_ = nullptr;
     const Step* step_ = nullptr;

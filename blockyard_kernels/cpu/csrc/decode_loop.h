@@ -16,7 +16,7 @@
 #include "sampling.h"
 #include "step_queue.h"
 
-// The progress of one row. Mirrored in worker_service/batch/progress.py, as its dtype.
+// The progress of one row. Mirrored in worker_service/batch/rows.py, as its dtype.
 struct Progress {
     int64_t num_tokens, num_computed_tokens, num_blocks;
     bool ended;
@@ -63,6 +63,7 @@ struct DecodeRows {
     const int64_t* seeds;
     const int64_t* sequence_indexes;
     // Drafts: see worker_service/drafting/drafter.py. Without a drafter `tried` is null.
+    const uint8_t* refuses_drafts;
     const int32_t* const* predicted;
     const int64_t* num_predicted;
     uint8_t* starts_over;           // of all rows
@@ -80,7 +81,8 @@ struct DecodeRows {
 // A record's words: these, then places and blocks that are appended, drafts that are allowed of each sequence, prices.
 enum RecordWord { NUMBER, STEP_ID, ARRIVAL, NUM_APPENDED, NUM_ALLOWED, NUM_PRICES, RECORD_WORDS };
 
-// An answer's words: these, then of each sequence how many tokens it has, -1: it had ended before, then the tokens.
+// An answer's words: these, then of each sequence how many tokens it has, -1: it had ended before, then the tokens. Then
+// of each sequence whose drafts its request predicts: its place, the drafts, and how many of them were right.
 enum AnswerWord {
     ANSWERED, QUEUE_SECONDS, BEGUN_AT, FORWARD_SECONDS, SAMPLE_SECONDS, NUM_DRAFTS, NUM_SEQUENCES, ANSWER_WORDS
 };
@@ -130,6 +132,7 @@ class DecodeLoop {
     // One sequence of the step that computes.
     struct Decode {
         int64_t place, row, length, num_drafts, first, num_accepted;
+        bool is_predicted;
     };
 
     struct Draft {
@@ -192,7 +195,7 @@ class DecodeLoop {
             if (progress.num_computed_tokens + 1 != length || length > rows_.max_model_len || length > room_of(progress))
                 return false;
             if (rows_.waits[place] && length < rows_.least_tokens[place]) return false;
-            runs_.push_back({place, rows_.rows[place], length, 0, 0, 0});
+            runs_.push_back({place, rows_.rows[place], length, 0, 0, 0, false});
         }
         return !runs_.empty();
     }
@@ -225,7 +228,7 @@ class DecodeLoop {
                 undone_.push_back(row);
                 rows_.starts_over[row] = 0, most = 0;
             }
-            if (most <= 0) continue;
+            if (most <= 0 || rows_.refuses_drafts[place]) continue;
             wanting.push_back(run);
             texts_.push_back(rows_.predicted[place]);
             const int64_t values[] = {row, runs_[run].length, most, rows_.num_predicted[place], 0, 0};
@@ -237,7 +240,16 @@ class DecodeLoop {
              wanted_[1].data(), wanted_[2].data(), texts_.data(), wanted_[3].data(), wanted_[4].data(),
              wanted_[5].data()});
         keep_drafts(wanting, prices, num_prices);
+        for (size_t i = 0; i < wanting.size(); i++)
+            runs_[wanting[i]].is_predicted = is_predicted(runs_[wanting[i]], texts_[i], wanted_[3][i]);
         return true;
+    }
+
+    // Whether the drafts of a run stand in a text, behind the ids that they follow: there or elsewhere too.
+    bool is_predicted(const Decode& run, const int32_t* text, int64_t length) {
+        if (!text || !run.num_drafts) return false;
+        const int32_t* drafts = token_ids_of(run.row) + run.length;
+        return std::search(text, text + length, drafts - LEAST_MATCH, drafts + run.num_drafts) != text + length;
     }
 
     // Whether the allowances are legal.
@@ -409,6 +421,8 @@ class DecodeLoop {
             const int64_t* chosen = best_.data() + run.first;
             answer_.insert(answer_.end(), chosen, chosen + 1 + run.num_accepted);
         }
+        for (const Decode& run : runs_)
+            if (run.is_predicted) answer_.insert(answer_.end(), {run.place, run.num_drafts, run.num_accepted});
     }
 
     struct Proposed {
@@ -424,7 +438,7 @@ class DecodeLoop {
     std::vector<Proposed> proposed_;
     // Rows that were to start over before this step.
     std::vector<int64_t> undone_;
-    // What stood where blocks were appended.
+    // The blocks that the appended ones overwrote.
     std::vector<int32_t> overwritten_;
     std::vector<int64_t> wanted_[6], columns_[4];
     std::vector<const int32_t*> texts_;

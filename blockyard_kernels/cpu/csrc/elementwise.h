@@ -53,7 +53,7 @@ float inverse_root_mean_square(const E* row, int64_t width, float epsilon) {
     return 1.0f / std::sqrt(add_lanes(sum) / (float)width + epsilon);
 }
 
-// What an RMS norm multiplies by: numbers in the type of its rows, or in float32, or nothing.
+// The weight of an RMS norm: numbers in the type of its rows or in float32, or none.
 template <class E>
 class NormWeight {
    public:

@@ -119,7 +119,8 @@ class Executor : public Work {
    private:
     using Clock = std::chrono::steady_clock;
 
-    // What is done of an op in a phase. A product of many rows has them quantized before, the head its best merged after.
+    // The part of an op that a phase executes. A product quantizes its rows first if they are many; the head merges the
+    // best tokens of its threads last.
     enum Stage { QUANTIZE, COMPUTE, MERGE };
 
     struct Phase {
@@ -176,12 +177,12 @@ class Executor : public Work {
         }
     }
 
-    // What does nothing in a step of which no row has an adapter.
+    // Whether an op does nothing, because no row of the step has an adapter.
     bool is_idle(const Op& op) const {
         return (op.kind == LORA_SHRINK || op.kind == LORA_EXPAND) && step_.lora_runs(op.rows).empty();
     }
 
-    // What one thread does sooner than several would have waited for each other.
+    // Whether one thread executes an op sooner than several would have met.
     bool is_brief(const Op& op) const {
         constexpr int64_t FEW_ROWS = 4;
         const bool is_routing = op.kind == ROUTE || op.kind == EXPERTS_GATHER || op.kind == EXPERTS_COMBINE;
@@ -225,7 +226,7 @@ class Executor : public Work {
         step_.prepare(inputs, block_size, group, windows_);
     }
 
-    // Of each KV group the widest window of its layers.
+    // Finds the widest window among the layers of each KV group.
     void find_windows() {
         windows_.clear();
         for (int i = 0; i < num_ops_; i++) {

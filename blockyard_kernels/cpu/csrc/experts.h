@@ -15,7 +15,7 @@ struct ExpertRun {
     int64_t end;
 };
 
-// Where the copies of a step's rows stand. Made by one thread.
+// The places of the copies of a step's rows, one for each expert of a row. One thread makes them.
 class ExpertRows {
    public:
     // Gives each copy its place.

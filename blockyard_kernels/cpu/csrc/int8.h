@@ -123,7 +123,7 @@ class QuantizedRows {
     const uint32_t* words() const { return (const uint32_t*)bytes_.data(); }
     uint8_t* bytes(int64_t row) { return bytes_.data() + row * stride_; }
     int64_t stride_words() const { return stride_ / 4; }
-    // What 1 is worth: [rows][leaves].
+    // The worth of a digit: [rows][leaves].
     const float* scales() const { return scales_.data(); }
 
    private:

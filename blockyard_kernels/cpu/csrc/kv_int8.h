@@ -94,7 +94,7 @@ class LinesAhead {
     int num_tiles_ = 0, next_ = 0;
 };
 
-// Of one thread: the digits of a tile's rows, an upper row before each lower one, and what products are made of them. A
+// One thread's digits of a tile's rows, an upper row before each lower one, and the products that are made of them. A
 // last row of the queries is ones: it adds up the bytes of each key.
 struct DigitScratch {
     static constexpr int MAX_FACTORS = 2 * MAX_ATTENTION_ROWS + 1;

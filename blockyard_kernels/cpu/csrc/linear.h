@@ -18,7 +18,7 @@ INLINE int64_t words_of(int64_t count) {
     return (count + PER_WORD<E> - 1) / PER_WORD<E>;
 }
 
-// What a thread knows of the best token of each row so far.
+// The best token of each row so far, as one thread knows it.
 struct Best {
     float value[VL];
     int32_t id[VL];
@@ -218,7 +218,7 @@ class LinearRunner {
     Cursor& ahead_;
 };
 
-// What adapters add to the products of one unit: those of the rows that have one.
+// The sums that adapters add to the products of one unit, for the rows that have an adapter.
 struct Deltas {
     int64_t first_row = 0;
     bool has[UNIT_ROWS] = {};
@@ -333,7 +333,7 @@ struct Logits {
 
     bool is_plain() const { return !bias && scale == 1 && softcap == 0; }
 
-    // Of the columns from one on, of which there are so many.
+    // Finishes the sums of `count` columns, the first of which is `column`.
     Floats operator()(Floats sums, int64_t column, int count) const {
         if (bias) sums = add(sums, load(bias + column, count));
         return scale == 1 && softcap == 0 ? sums : transform_logits(sums, scale, softcap);

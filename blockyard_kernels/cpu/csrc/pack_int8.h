@@ -4,7 +4,7 @@
 #include "int8.h"
 #include "pack.h"
 
-// Where the panels go, and for each leaf of their columns what its bytes are worth and SHIFT times their sum.
+// The panels of a weight, and for each leaf of their columns the worth of its bytes and SHIFT times their sum.
 struct Int8Panels {
     uint32_t* words;
     float* scales;  // [leaves][columns]

@@ -7,7 +7,7 @@
 
 #include "simd.h"
 
-// What the draw of a row depends on beside its logits.
+// The numbers that a row's draw depends on beside its logits.
 struct DrawKey {
     int64_t seed;
     int64_t position;

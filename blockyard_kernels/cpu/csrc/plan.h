@@ -34,13 +34,13 @@ enum Kind : int32_t {
 
 enum Type : int32_t { FLOAT32, BFLOAT16 };
 
-// What is made of products, or of gates.
+// The function that a product, or a gate, passes through.
 enum Activation : int32_t { AS_IT_IS, SILU, GELU_TANH, GELU_ERF, RELU, RELU2, TANH };
 
 // Which rows an op works on: all tokens of the step, or the chosen ones.
 enum Rows : int32_t { TOKENS, CHOSEN };
 
-// How a weight is held: in the op's type, or as int8.h or int4.h says.
+// The format of a weight: the op's type, or that of int8.h or int4.h.
 enum Scheme : int32_t { UNQUANTIZED, INT8, INT4 };
 
 // An adapter's two factors of a weight, packed as weights are: [rank, in_features], and [out_features, rank].
@@ -120,7 +120,7 @@ struct Op {
     int64_t key_dim;
 };
 
-// What a step computes. Positions, slots and work lists are made from it.
+// The inputs of a step. Positions, slots and work lists are made from them.
 struct Inputs {
     int64_t num_sequences;
     const int64_t* num_new_tokens;  // [S]

@@ -95,7 +95,7 @@ void convolve(const Op& op, const Step& step, int64_t sequence, int64_t channel)
         }
 }
 
-// What a thread makes ready for some tokens of a head.
+// One thread's prepared inputs of some tokens of a head.
 struct MixScratch {
     std::vector<float> queries, keys, results;
     float decays[MIX_TOKENS], updates[MIX_TOKENS];

@@ -144,7 +144,7 @@ inline void apply_mask(float* logits, const uint32_t* words, int64_t vocab_size)
         const uint32_t word = words[i / 32];
         if (word == UINT32_MAX) continue;
         const int num_tokens = (int)std::min<int64_t>(32, vocab_size - i);
-        // Of most words one of the two is true.
+        // Most words allow no token at all, or all of them.
         if (word == 0) {
             std::fill_n(logits + i, num_tokens, -INFINITY);
             continue;

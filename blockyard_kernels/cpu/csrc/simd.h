@@ -43,7 +43,7 @@ INLINE Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 INLINE Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-// Where one of both is not a number, the second.
+// If either number is NaN, the result is the second.
 INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 INLINE Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 INLINE Mask greater(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }

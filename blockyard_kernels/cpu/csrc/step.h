@@ -87,7 +87,7 @@ class Step {
     std::vector<int64_t> first_rows;  // of each sequence
     std::vector<Run> runs;
     std::vector<AttentionTile> tiles;
-    // Of each KV group the blocks that sequences which decode read.
+    // The blocks that decoding sequences read, by KV group.
     std::vector<std::vector<int32_t>> blocks;
 
    private:

@@ -113,6 +113,6 @@ class StepQueue {
     std::condition_variable ready_;
     std::deque<StepWords> records_, answers_;
     bool is_open_ = false, is_ending_ = false, drops_ = false;
-    // What `next` would not wait for. Only a hint: the lock decides.
+    // Steps that `next` would return without waiting. Only a hint: the lock decides.
     std::atomic<int> num_ready_{0};
 };

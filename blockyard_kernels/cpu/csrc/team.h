@@ -17,7 +17,7 @@
 #include <unistd.h>
 #include <immintrin.h>
 
-// What a team executes: phases in order, each of a number of units that may run in any order on any thread.
+// The work of a team: phases in order, each of a number of units that may run in any order on any thread.
 class Work {
    public:
     virtual ~Work() = default;

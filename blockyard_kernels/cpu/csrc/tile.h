@@ -15,7 +15,7 @@ constexpr int MAX_TILE_ROWS = 4;
 #endif
 constexpr int TILE_COLUMNS = 2 * VL;
 
-// Where the words of a tile's right side lie: word k of column c at first[k * stride + c] for the first VL columns, at
+// The place of a tile's right side: word k of column c at first[k * stride + c] for the first VL columns, at
 // second[...] for the others.
 struct Right {
     const uint32_t* first;

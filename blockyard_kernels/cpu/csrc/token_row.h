@@ -115,7 +115,7 @@ class TokenRow {
     double mass(Prefix prefix) const {
         double total = 0;
         const Floats best = broadcast(best_), log2_of_e = broadcast(1.44269504088896341f);
-        // What comes after has no mass, and would be no normal number.
+        // Logits below this have no mass: their exponentials would be no normal numbers.
         prefix = prefix.narrowed(at_least(best_ - 87.0f));
         for (int64_t chunk = 0; chunk < num_chunks_; chunk++) {
             Floats sum = zero();
@@ -236,7 +236,7 @@ class TokenRow {
     }
 
     void run_chunk(int64_t chunk, Race& race) const {
-        // What is impossible never wins: most of a vocabulary, where a grammar allows few tokens.
+        // An impossible token never wins. Where a grammar allows few tokens, that is most of the vocabulary.
         const float least = std::max(least_logit_of(race.prefix), std::numeric_limits<float>::lowest());
         if (best_logit_of(chunk) < least) return;
         const float best = best_logit_of(chunk) / temperature_;

@@ -11,7 +11,7 @@ import grpc.aio
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import status_pb2
-from blockyard.contract.codec.durations import encode_seconds
+from blockyard.contract.codec.messages import encode_seconds
 from blockyard.errors import BlockyardError, Reason, Violation, from_rpc_error, invalid
 from blockyard.headers import MODEL_KEY
 from blockyard.security.authentication import CALLER

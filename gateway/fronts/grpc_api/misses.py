@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.contract.codec.durations import encode_seconds
+from blockyard.contract.codec.messages import encode_seconds
 from gateway.live.prompt_history import find_misses
 from gateway.request import client_id
 

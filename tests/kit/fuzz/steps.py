@@ -23,7 +23,7 @@ from tests.kit.fuzz.mutations import mutate
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service import codec as worker_codec
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
+from worker_service.batch.rows import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.drafting.drafter import Drafter
 from worker_service.models.loader import load_model

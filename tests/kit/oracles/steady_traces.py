@@ -27,7 +27,7 @@ from blockyard_kernels.capture import CaptureSizes
 from tests.kit.kernels.backends import BEST
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
+from worker_service.batch.rows import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.codec import encode_result
 from worker_service.drafting.drafter import Drafter
@@ -164,9 +164,9 @@ class Trace:
         text = self._texts.get(tuple(ids), []) if chooser.random() < 0.8 else []
         lies = (SPOILED, *STOPS, chooser.randrange(VOCAB_SIZE))
         predicted = tuple(chooser.choice(lies) if chooser.random() < 0.1 else each for each in text)
-        # Predictions are counted by Python.
-        predicts = {"predicted_token_ids": predicted} if chooser.random() < 0.1 else {}
-        asked = KINDS[kind] | {"seed": chooser.getrandbits(64)} | predicts
+        asked = KINDS[kind] | {"seed": chooser.getrandbits(64), "predicted_token_ids": predicted}
+        if chooser.random() < 0.1:
+            asked["speculation"] = False
         return NewRow(
             sequence_id,
             chooser.randrange(3),

@@ -10,7 +10,7 @@ import numpy as np
 
 from blockyard_kernels.capture import CaptureSizes
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
+from worker_service.batch.rows import BatchLimits
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.drafting.drafter import Drafter
 from worker_service.grammars.matchers import make_grammars

@@ -1,4 +1,4 @@
-"""What mixes the rows of a sequence in a layer: attention, or a recurrence."""
+"""Mixers: the part of a layer that mixes the rows of a sequence, attention or a recurrence."""
 
 from worker_service.models.mixers.attention import AttentionMixer
 from worker_service.models.mixers.recurrent import RecurrentMixer

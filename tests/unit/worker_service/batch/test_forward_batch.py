@@ -11,7 +11,7 @@ import pytest
 from blockyard.contract.sampling import SamplingParams
 from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
+from worker_service.batch.rows import BatchLimits
 from worker_service.step import Array, ForkedRow, NewRow, Step
 
 if TYPE_CHECKING:

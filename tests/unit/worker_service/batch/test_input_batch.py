@@ -11,8 +11,7 @@ import pytest
 from blockyard.contract.sampling import SamplingParams
 from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
-from worker_service.batch.progress import RowProgress
+from worker_service.batch.rows import BatchLimits, RowProgress
 from worker_service.step import Array, ForkedRow, NewRow, Step
 
 LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100, max_num_batched_tokens=70)

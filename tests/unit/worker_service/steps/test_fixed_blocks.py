@@ -11,7 +11,7 @@ import pytest
 from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import Reason
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
+from worker_service.batch.rows import BatchLimits
 from worker_service.step import Array, ForkedRow, NewRow, Step
 from worker_service.steps.rank_steps import StepDigest
 from worker_service.steps.validation import check_step

@@ -14,7 +14,7 @@ from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.oracles.steady_traces import compare
 from tests.unit.worker_service.driver import new_sequence, running_worker, sampling
-from worker_service.batch.progress import PROGRESS
+from worker_service.batch.rows import PROGRESS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

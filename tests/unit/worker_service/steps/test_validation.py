@@ -12,13 +12,13 @@ from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import Reason
 from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import InputBatch
-from worker_service.batch.limits import BatchLimits
+from worker_service.batch.rows import BatchLimits
 from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, ForkedRow, NewRow, Step
 from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.validation import check_step
 
 if TYPE_CHECKING:
-    from worker_service.batch.progress import RowProgress
+    from worker_service.batch.rows import RowProgress
 
 LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100, max_num_batched_tokens=70)
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 33, 4
