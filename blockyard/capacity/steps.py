@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from blockyard.contract.workers import ProfileRequest
+    from blockyard.model_config.decoder_config import Mlp
     from blockyard.model_config.share import Share
 
 FLOAT_BYTES = 4
@@ -95,10 +96,8 @@ def max_prompt_rows(vocab_size: int) -> int:
 
 def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingScratch) -> int:
     """Computes the bytes that the largest step holds at least: a layer's inner rows, logits and their copies."""
-    feed, hidden = network.layers[0].feed, network.hidden_size
-    row = 4 * hidden + 3 * network.intermediate_size
-    if isinstance(feed, Experts):
-        row = 4 * hidden + feed.router.top_k * (3 * network.intermediate_size + 2 * hidden)
+    hidden = network.hidden_size
+    row = 4 * hidden + max(_inner_numbers(layer.feed, hidden) for layer in network.layers)
     if network.pooling is not None:
         # Pooling adds rows up, or returns them, in float32.
         return size.num_tokens * (row * ITEM_BYTES[network.dtype_name] + 2 * hidden * FLOAT_BYTES)
@@ -106,6 +105,13 @@ def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingSc
     sampling = scratch.sampling_bytes(size.num_sequences, network.vocab_size)
     prompts = scratch.logprobs_bytes(num_prompt_rows, network.vocab_size)
     return size.num_tokens * row * ITEM_BYTES[network.dtype_name] + max(sampling, prompts)
+
+
+def _inner_numbers(feed: Mlp | Experts, hidden: int) -> int:
+    """Counts the inner numbers of a row, and of its copies for each expert that it goes to."""
+    if isinstance(feed, Experts):
+        return feed.router.top_k * (3 * feed.inner_features + 2 * hidden)
+    return 3 * feed.inner_features
 
 
 def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_rows: int) -> int:
@@ -123,22 +129,31 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
         mine = network.recurrent.share(share.tensor_parallel_size)
         projected, queries = max(projected, mine.in_features), max(queries, mine.out_features)
     sums = hidden * FLOAT_BYTES // item * share.is_cut
-    fed, copies = len(share.mlp), 1
-    feed = network.layers[0].feed
-    if isinstance(feed, Experts):
-        # Per chosen expert a row has inner features and a copy or a float32 sum; then the router's logits and indices.
-        copies = feed.router.top_k
-        routed = FLOAT_BYTES * (feed.num_experts + 3 * copies) // item
-        fed = copies * (fed + hidden * FLOAT_BYTES // item) + routed
+    feeds = {layer.feed for layer in network.layers}
+    fed = max(_fed_numbers(feed, share, hidden, item) for feed in feeds)
+    copies = max(feed.router.top_k if isinstance(feed, Experts) else 1 for feed in feeds)
     numbers = max(4 * hidden + max(projected, fed, sums), 3 * hidden + projected + queries)
     angles = sum(rotary.num_angles(network.head_dim) for rotary in network.rotaries)
     rows = item * (numbers + angles)
-    mixed = (product for layer in network.layers for product in layer_products(network, share, layer))
-    widest = max(product.in_features for product in (*mixed, *feed_products(network, share)))
+    products = (product for layer in network.layers for product in layer_products(network, share, layer))
+    fed_products = (product for feed in feeds for product in feed_products(network, share, feed))
+    widest = max(product.in_features for product in (*products, *fed_products))
     quantized = 0
     if held.is_quantized or (network.stored is not None and held.panel_columns > 1):
         quantized = widest + QUANTIZED_ROW_BYTES + widest // SMALLEST_GROUP * GROUP_BYTES * (network.stored is not None)
     return max_rows * (rows + copies * quantized)
+
+
+def _fed_numbers(feed: Mlp | Experts, share: Share, hidden: int, item_bytes: int) -> int:
+    """Counts a rank's numbers of a row in an MLP or in experts, at their peak."""
+    inner = len(share.part(feed.inner_features))
+    if not isinstance(feed, Experts):
+        return inner
+    # Per chosen expert a row has inner features and a copy or a float32 sum; then the router's logits and indices.
+    top_k = feed.router.top_k
+    routed = FLOAT_BYTES * (feed.num_experts + 3 * top_k) // item_bytes
+    experts = top_k * (inner + hidden * FLOAT_BYTES // item_bytes) + routed
+    return experts if feed.shared is None else max(experts, 2 * hidden + _fed_numbers(feed.shared, share, hidden, 1))
 
 
 def step_bytes(

@@ -20,13 +20,14 @@ from blockyard.model_config.decoder_config import (
     norms_of,
 )
 from blockyard.model_config.fields import unusable
+from blockyard.model_config.parallel_sizes import down_leaves
 from blockyard.model_config.recurrent import Recurrent
 from blockyard.model_config.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.model_config.decoder_config import Layer
+    from blockyard.model_config.decoder_config import Layer, Mlp
     from blockyard.model_config.stored_weights import StoredWeights
 
 BYTE_BITS, WORD_BYTES = 8, 4
@@ -122,11 +123,13 @@ def _up_to_multiple(number: int, multiple: int) -> int:
 
 def layer_products(network: DecoderConfig, share: Share, layer: Layer) -> tuple[Product, ...]:
     """Lists the products of a layer without the experts'."""
-    feed = layer.feed
+    feed, hidden = layer.feed, network.hidden_size
     mixed = mixer_products(network, share, layer.mixer)
-    if isinstance(feed, Experts):
-        return *mixed, Product(feed.num_experts, network.hidden_size, feed.router.has_bias, is_router=True)
-    return *mixed, *feed_products(network, share)
+    if not isinstance(feed, Experts):
+        return *mixed, *feed_products(network, share, feed)
+    shared = feed_products(network, share, feed.shared) if feed.shared is not None else ()
+    gate = (Product(1, hidden),) if feed.gates_shared else ()
+    return *mixed, Product(feed.num_experts, hidden, feed.router.has_bias, is_router=True), *shared, *gate
 
 
 def mixer_products(network: DecoderConfig, share: Share, mixer: Attention | Recurrent) -> tuple[Product, Product]:
@@ -146,10 +149,10 @@ def mixer_products(network: DecoderConfig, share: Share, mixer: Attention | Recu
     )
 
 
-def feed_products(network: DecoderConfig, share: Share) -> tuple[Product, Product]:
+def feed_products(network: DecoderConfig, share: Share, feed: Mlp | Experts) -> tuple[Product, Product]:
     """Returns both products of an MLP, or of one expert."""
-    hidden, feed, inner, names = network.hidden_size, network.layers[0].feed, len(share.mlp), network.names
-    leaves = share.down_leaves
+    hidden, inner, names = network.hidden_size, len(share.part(feed.inner_features)), network.names
+    leaves = down_leaves(network, feed.inner_features) // share.tensor_parallel_size
     return (
         Product((1 + feed.is_gated) * inner, hidden, feed.has_bias, is_gated=feed.is_gated, module=names.up),
         Product(hidden, inner, feed.has_bias, leaves=leaves, is_partial=share.is_cut, module=names.down),
@@ -159,14 +162,14 @@ def feed_products(network: DecoderConfig, share: Share) -> tuple[Product, Produc
 def _products(network: DecoderConfig, share: Share) -> Iterator[tuple[int, Product]]:
     """Yields the products of a rank, each with how often it occurs."""
     for index in share.layers:
-        for product in layer_products(network, share, network.layers[index]):
+        layer = network.layers[index]
+        if isinstance(layer.feed, Experts):
+            for product in feed_products(network, share, layer.feed):
+                yield layer.feed.num_experts, product
+        for product in layer_products(network, share, layer):
             name = network.names.prefixes[0] + network.names.layer.format(index) + product.module
             is_stored = network.stored is not None and network.stored.covers(name)
             yield 1, replace(product, stored=network.stored) if is_stored else product
-    feed = network.layers[0].feed
-    if isinstance(feed, Experts):
-        for product in feed_products(network, share):
-            yield len(share.layers) * feed.num_experts, product
     if network.pooling is not None:
         for dense in network.pooling.products:
             yield 1, Product(dense.out_features, dense.in_features, dense.has_bias)
@@ -220,6 +223,11 @@ def _norm_bytes(network: DecoderConfig, share: Share) -> int:
     )
 
 
+def _num_choice_biases(network: DecoderConfig, share: Share) -> int:
+    feeds = (network.layers[index].feed for index in share.layers)
+    return sum(feed.num_experts for feed in feeds if isinstance(feed, Experts) and feed.router.has_choice_bias)
+
+
 def _num_sinks(network: DecoderConfig, share: Share) -> int:
     mixers = (network.layers[index].mixer for index in share.layers)
     return sum(len(share.heads) for mixer in mixers if isinstance(mixer, Attention) and mixer.has_sinks)
@@ -241,6 +249,11 @@ def _num_rates(network: DecoderConfig, share: Share) -> int:
     return sum(2 * len(share.part(mixer.num_value_heads)) for mixer in mixers if isinstance(mixer, Recurrent))
 
 
+def _num_wide(network: DecoderConfig, share: Share) -> int:
+    """Counts the numbers outside of products and norms that are held in float32."""
+    return sum(count(network, share) for count in (_num_sinks, _num_rates, _num_choice_biases))
+
+
 def _num_positions(network: DecoderConfig) -> int:
     """Counts the rows of the tables of positions and of token types."""
     types = network.encoder.num_token_types if network.encoder else 0
@@ -254,7 +267,7 @@ def count_elements(network: DecoderConfig) -> int:
     first_row = network.learned.first_row if network.learned else 0
     positions = (_num_positions(network) + first_row) * network.hidden_size
     products = sum(count * product.num_elements for count, product in _products(network, share))
-    others = _num_sinks(network, share) + _convolution_elements(network, share) + _num_rates(network, share)
+    others = _num_wide(network, share) + _convolution_elements(network, share)
     return table + positions + products + _count_norms(network, share) + others
 
 
@@ -266,7 +279,7 @@ def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> i
     num_tables = 1 if network.pooling is None else _num_tables(network)
     rows = num_tables * len(share.vocabulary) * (share.is_first_stage and not is_head)
     rows += _num_positions(network) * share.is_first_stage
-    wide = ITEM_BYTES["float32"] * (_num_sinks(network, share) + _num_rates(network, share))
+    wide = ITEM_BYTES["float32"] * _num_wide(network, share)
     narrow = item_bytes * (rows * network.hidden_size + _convolution_elements(network, share))
     return products + narrow + wide + _norm_bytes(network, share)
 

@@ -87,12 +87,17 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """How experts are chosen and weighted for a row: by a softmax over one product."""
+    """How experts are chosen and weighted for a row, by their scores: a softmax over one product, or its sigmoids."""
 
     top_k: int
     renormalises: bool
-    """True: the softmax is over the chosen experts only. False: over all experts."""
+    """Whether the weights of the chosen experts are divided by their sum."""
     has_bias: bool = False
+    is_sigmoid: bool = False
+    has_choice_bias: bool = False
+    """Whether experts are chosen by their scores and a learned bias, which does not change their weights."""
+    scale: float = 1.0
+    """Factor of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,10 @@ class Experts:
     limit: float = 0.0
     """If not 0: gates are clamped from above and ups on both sides; result: `(up + 1) * gate * sigmoid(1.702 gate)`."""
     has_bias: bool = False
+    shared: Mlp | None = None
+    """An MLP whose result is added to every row; None: there is none."""
+    gates_shared: bool = False
+    """Whether the shared MLP's result is multiplied by the sigmoid of a product with one output."""
 
     is_gated = True
 
@@ -236,9 +245,16 @@ class DecoderConfig:
         return self.attention.head_dim
 
     @property
+    def inner_sizes(self) -> frozenset[int]:
+        """The inner features of every MLP and expert."""
+        feeds = {layer.feed for layer in self.layers}
+        shared = {feed.shared for feed in feeds if isinstance(feed, Experts) and feed.shared is not None}
+        return frozenset(feed.inner_features for feed in feeds | shared)
+
+    @property
     def intermediate_size(self) -> int:
-        """Inner features of an MLP or an expert; the same in all layers."""
-        return self.layers[0].feed.inner_features
+        """The most inner features of an MLP or an expert."""
+        return max(self.inner_sizes)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -43,6 +43,14 @@ class ExpertNames:
     up: str = "mlp.experts.{}.up_proj.weight"
     down: str = "mlp.experts.{}.down_proj.weight"
     layout: ExpertLayout = ExpertLayout.EXPERTS
+    choice_bias: str = ""
+    shared: tuple[str, str, str] = (
+        "mlp.shared_expert.gate_proj",
+        "mlp.shared_expert.up_proj",
+        "mlp.shared_expert.down_proj",
+    )
+    """Gate, up and down of the shared MLP; gate and up may be one tensor."""
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 _EXPERT_NAMES = ExpertNames()
@@ -58,7 +66,11 @@ class RecurrentNames:
         "linear_attn.in_proj_b",
         "linear_attn.in_proj_a",
     )
-    """The modules of the first product: inputs of the convolution, gates, update logits, time steps."""
+    """The modules of the first product: inputs of the convolution, gates, update logits, time steps.
+
+    Two modules: the rows of the first are grouped by key head, each with its query, key, values and gates; those of
+    the second too, each with the update logits and the time steps of its values.
+    """
     conv: str = "linear_attn.conv1d"
     decay_log: str = "linear_attn.A_log"
     step_bias: str = "linear_attn.dt_bias"
@@ -98,6 +110,8 @@ class Names:
     down: str = "mlp.down_proj"
     sinks: str = "self_attn.sinks"
     experts: ExpertNames = _EXPERT_NAMES
+    other_experts: ExpertNames | None = None
+    """Names of experts in some of the architecture's checkpoints, which are used if the tensors exist."""
     recurrent: RecurrentNames = _RECURRENT_NAMES
     row_order: RowOrder = RowOrder.PLAIN
     are_transposed: bool = False

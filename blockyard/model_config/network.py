@@ -176,12 +176,12 @@ def _refuse_misfits(fields: Fields, config: DecoderConfig) -> None:
     """Refuses quantized weights that the kernels cannot hold."""
     if config.stored is None:
         return
-    names, inner, heads = config.names, config.intermediate_size, config.num_heads * config.head_dim
-    inputs = {names.query: config.hidden_size, names.up: config.hidden_size, names.output: heads, names.down: inner}
+    names, heads = config.names, config.num_heads * config.head_dim
+    inputs = {names.query: config.hidden_size, names.up: config.hidden_size, names.output: heads}
     problems = {
         problem
         for index in range(config.num_layers)
-        for module, width in inputs.items()
+        for module, width in (*inputs.items(), (names.down, config.layers[index].feed.inner_features))
         if config.stored.covers(names.prefixes[0] + names.layer.format(index) + module)
         and (problem := config.stored.misfit(width))
     }

@@ -49,9 +49,9 @@ def output_leaves(config: DecoderConfig) -> int:
     return count_leaves(width, math.lcm(config.head_dim, _stored_unit(config, width)))
 
 
-def down_leaves(config: DecoderConfig) -> int:
-    """Returns the number of leaves of the MLP's down projection."""
-    return count_leaves(config.intermediate_size, _stored_unit(config, config.intermediate_size))
+def down_leaves(config: DecoderConfig, inner_features: int) -> int:
+    """Returns the number of leaves of the last product of an MLP or an expert."""
+    return count_leaves(inner_features, _stored_unit(config, inner_features))
 
 
 def mixer_leaves(config: DecoderConfig) -> int:
@@ -91,7 +91,8 @@ def legal_tensor_sizes(config: DecoderConfig) -> tuple[int, ...]:
     # A norm over whole rows would need the features of other ranks.
     if config.pooling is not None or any(attention.norms_whole_rows for attention in config.attentions):
         return (1,)
-    most = min(output_leaves(config), down_leaves(config), mixer_leaves(config) or MAX_LEAVES)
+    feeds = (down_leaves(config, size) for size in config.inner_sizes)
+    most = min(output_leaves(config), mixer_leaves(config) or MAX_LEAVES, *feeds)
     sizes = (1 << power for power in range(most.bit_length()))
     return tuple(size for size in sizes if _divides_heads(config, size) and _leaves_no_rank_empty(config, size))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.parallel_sizes import down_leaves, mixer_leaves, output_leaves, vocabulary_share
+from blockyard.model_config.parallel_sizes import mixer_leaves, output_leaves, vocabulary_share
 
 if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel
@@ -22,13 +22,10 @@ class Share:
 
     heads: range
     kv_heads: range
-    mlp: range
-    """Inner features of the MLP, out of intermediate_size."""
     vocabulary: range
     layers: range
     output_leaves: int
     """Leaves of this rank's part of the attention's output projection."""
-    down_leaves: int
     mixer_leaves: int
     """Leaves of this rank's part of the last product of a recurrence; 0: the network has none."""
     tensor_parallel_size: int
@@ -49,11 +46,9 @@ class Share:
         return cls(
             heads=_part(config.num_heads, size, rank),
             kv_heads=range(first_kv_head, first_kv_head + num_kv_heads),
-            mlp=_part(config.intermediate_size, size, rank),
             vocabulary=range(first_token, min(first_token + unit, config.vocab_size)),
             layers=stage_layers(config.num_layers, parallel.pipeline_parallel_size, parallel.pipeline_rank),
             output_leaves=output_leaves(config) // size,
-            down_leaves=down_leaves(config) // size,
             mixer_leaves=mixer_leaves(config) // size,
             tensor_parallel_size=size,
             tensor_rank=rank,

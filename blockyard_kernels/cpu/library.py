@@ -157,6 +157,7 @@ class Op(ctypes.Structure):
         ("decay_log", ctypes.c_void_p),
         ("step_bias", ctypes.c_void_p),
         ("key_dim", ctypes.c_int64),
+        ("is_sigmoid", ctypes.c_int32),
     )
 
 

@@ -40,6 +40,7 @@ class CpuRecurrentOps:
             low_rank_offset=gates.storage_offset(),
             output=output.data_ptr(),
             in_features=rows.shape[1],
+            out_features=gates.shape[1],
         )
         self._ops.emit(op, output)
         return output

@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from blockyard_kernels.shapes import Activation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Router:
     """The rule by which a row's experts are chosen and weighed."""
 
     top_k: int
     renormalises: bool
-    """Whether the softmax is taken over the chosen logits only; if false, over the logits of all experts."""
+    """Whether the weights are the scores over the sum of the chosen experts' scores; if false, the scores."""
     scale: float = 1.0
     """Factor of the weights."""
+    is_sigmoid: bool = False
+    """Whether a score is the sigmoid of its logit, and the sum above has 1e-6 added; if false, scores are a softmax."""
+    choice_bias: Tensor | None = None
+    """[E] float32: added to the scores by which experts are chosen, and not to the weights. Only with sigmoids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,8 @@ class MixtureOps(Protocol):
     def route(self, hidden: Tensor, packed: PackedLinear, router: Router) -> tuple[Tensor, Tensor]:
         """Chooses the experts of rows [T, width].
 
-        Logits are computed in float32, and the largest are chosen; on ties the lowest id comes first. NaN counts as
-        the largest logit.
+        Logits are computed in float32. The largest are chosen or, with a choice bias, the largest sums of score and
+        bias; on ties the lowest id comes first. NaN counts as the largest number.
 
         Returns:
             Ids [T, k] int32 and their weights [T, k] float32, the largest first.

@@ -92,7 +92,7 @@ class RecurrentOps(Protocol):
 
         Args:
             rows: [T, width], results of attention.
-            gates: [T, width], a part of longer rows.
+            gates: [T, width], a part of longer rows; or [T, 1]: one gate of a whole row.
         """
         ...
 

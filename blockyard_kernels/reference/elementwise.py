@@ -191,3 +191,8 @@ def _slot_rows(batch: AttentionBatch, kv_pool: Tensor, num_heads: int) -> Tensor
     first_rows = block_ids * (kv_pool.stride(0) // width) + offsets
     heads = torch.arange(num_heads, device=kv_pool.device) * block_size
     return (first_rows[:, None] + heads).flatten()
+
+
+def logistic(numbers: Tensor) -> Tensor:
+    """Computes sigmoids by operations that give a number the same bits in every shape."""
+    return 1 / (1 + torch.exp(-numbers))

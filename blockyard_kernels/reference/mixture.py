@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from blockyard_kernels.packed import PackedLinear
 
 SWIGLU_FACTOR = 1.702
+# Added to the sum of sigmoids by which weights are divided, as in LFM2 and DeepSeek V3.
+SMALLEST_SUM = 1e-6
 
 
 class ReferenceExperts:
@@ -87,16 +89,26 @@ class ReferenceMixtureOps:
 
 def choose(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
     """Chooses experts and weights from logits [T, E] float32: see `blockyard_kernels.mixture.ops.MixtureOps.route`."""
-    keys = logits.masked_fill(logits.isnan(), float("inf"))
+    scores = elementwise.logistic(logits) if router.is_sigmoid else logits
+    keys = scores if router.choice_bias is None else scores + router.choice_bias
+    keys = keys.masked_fill(keys.isnan(), float("inf"))
     ids = torch.sort(keys, dim=1, descending=True, stable=True).indices[:, : router.top_k]
-    chosen = logits.gather(1, ids)
+    chosen = scores.gather(1, ids)
+    if router.is_sigmoid:
+        weights = chosen / (_add_ranks(chosen) + SMALLEST_SUM)[:, None] if router.renormalises else chosen
+        return ids.to(torch.int32), weights * router.scale
     largest = chosen[:, :1]
     powers = torch.exp(chosen - largest)
-    total = powers[:, 0] if router.renormalises else torch.exp(logits - largest).sum(1)
-    if router.renormalises:
-        for rank in range(1, router.top_k):
-            total = total + powers[:, rank]
+    total = _add_ranks(powers) if router.renormalises else torch.exp(logits - largest).sum(1)
     return ids.to(torch.int32), powers / total[:, None] * router.scale
+
+
+def _add_ranks(numbers: Tensor) -> Tensor:
+    """Adds the numbers of each row [T, k] in order."""
+    total = numbers[:, 0]
+    for rank in range(1, numbers.shape[1]):
+        total = total + numbers[:, rank]
+    return total
 
 
 def activate(gate_up: Tensor, shape: ExpertShape) -> Tensor:

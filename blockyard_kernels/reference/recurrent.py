@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from blockyard_kernels.recurrent.ops import UNIT_COLUMNS, RecurrentKind
+from blockyard_kernels.reference.elementwise import logistic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ class ReferenceRecurrentOps:
     """See `blockyard_kernels.recurrent.ops.RecurrentOps`."""
 
     def gate(self, rows: Tensor, gates: Tensor) -> Tensor:
-        return (rows.float() * _sigmoid(gates.float())).to(rows.dtype)
+        return (rows.float() * logistic(gates.float())).to(rows.dtype)
 
     def mix(
         self,
@@ -136,7 +137,7 @@ def _gated_delta(
     rate = weights.decay_log.exp() * _softplus(time.float() + weights.step_bias)
     matrices.mul_((-rate).exp()[:, None, None])
     remembered = _sum(matrices * key)
-    change = _sigmoid(update.float())[:, None] * (value.view(heads, -1) - remembered)
+    change = logistic(update.float())[:, None] * (value.view(heads, -1) - remembered)
     matrices.add_(key * change[:, None])
     result = _sum(matrices * (query * shape.key_dim**-0.5)).to(dtype)
     return _gated_norm(result, gates.view(heads, -1), weights.norm, shape.epsilon).flatten()
@@ -148,10 +149,6 @@ def _gated_norm(rows: Tensor, gates: Tensor, weight: Tensor, epsilon: float) -> 
     squares = _sum((wide * wide)[:, :, None]) / rows.shape[1]
     normed = (wide * (squares + epsilon).rsqrt()).to(rows.dtype) * weight
     return (normed.float() * _silu(gates.float())).to(rows.dtype)
-
-
-def _sigmoid(numbers: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-numbers))
 
 
 def _silu(numbers: Tensor) -> Tensor:

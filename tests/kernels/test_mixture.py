@@ -111,6 +111,33 @@ def test_equal_logits_choose_the_first_and_what_is_no_number_is_told(kernels: Ke
 
 
 @for_all
+@pytest.mark.parametrize("renormalises", [True, False])
+def test_sigmoids_weigh_what_a_bias_may_choose(kernels: Kernels, renormalises: bool) -> None:
+    ops, mixture, hidden = (
+        kernels.backend.mixture,
+        Mixture(kernels.dtype),
+        random(9, WIDTH, dtype=kernels.dtype, seed=8),
+    )
+    assert ops is not None
+    packed, bias = ops.pack_router(mixture.router, mixture.router_bias), 2 * random(NUM_EXPERTS, seed=5)
+    scores = (hidden.double() @ mixture.router.double().T + mixture.router_bias.double()).sigmoid()
+    for choice_bias in (None, bias):
+        router = Router(TOP_K, renormalises, scale=1.3, is_sigmoid=True, choice_bias=choice_bias)
+        ids, weights = ops.route(hidden, packed, router)
+        expected = (scores if choice_bias is None else scores + choice_bias.double()).topk(TOP_K).indices
+        assert torch.equal(ids.long(), expected)
+        chosen = scores.gather(1, expected)
+        total = chosen.sum(1, keepdim=True) + 1e-6 if renormalises else 1.0
+        torch.testing.assert_close(weights.double(), chosen / total * 1.3, rtol=1e-5, atol=1e-6)
+        alone = ops.route(hidden[4:5], packed, router)
+        assert torch.equal(alone[0][0], ids[4])
+        assert torch.equal(alone[1][0], weights[4])
+    bias[2] = torch.nan
+    ids, weights = ops.route(hidden, packed, replace(router, choice_bias=bias))
+    assert (ids[:, 0] == 2).all()
+
+
+@for_all
 def test_the_sum_goes_in_the_order_of_ranks(kernels: Kernels) -> None:
     """Numbers whose sum another order would round otherwise."""
     ops, dtype = kernels.backend.mixture, kernels.dtype

@@ -178,3 +178,7 @@ def test_gates_multiply_what_they_stand_beside(kernels: Kernels) -> None:
     truth = rows.double() * gates.double().sigmoid()
     got = kernels.backend.recurrent.gate(rows, gates).double()
     assert torch.allclose(got, truth, rtol=2 * ULP[kernels.dtype], atol=1e-7)
+    # One gate may be that of a whole row.
+    one, alone = both[:, :1].contiguous(), rows.double() * both[:, :1].double().sigmoid()
+    got = kernels.backend.recurrent.gate(rows, one).double()
+    assert torch.allclose(got, alone, rtol=2 * ULP[kernels.dtype], atol=1e-7)

@@ -67,7 +67,8 @@ def test_a_share_is_what_the_ranks_have_not_in_common():
     assert [list(share.heads) for share in shares] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert [list(share.kv_heads) for share in shares] == [[0], [0], [1], [1]], "held twice"
     assert [token for share in shares for token in share.vocabulary] == list(range(VOCAB_SIZE))
-    assert [feature for share in shares for feature in share.mlp] == list(range(config.intermediate_size))
+    inner = config.intermediate_size
+    assert [feature for share in shares for feature in share.part(inner)] == list(range(inner))
 
 
 def test_sizes_that_a_network_can_be_cut_for():

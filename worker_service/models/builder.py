@@ -11,6 +11,7 @@ from blockyard.contract.pooling import PoolingKind
 from blockyard.model_config.decoder_config import Experts, is_widely_served, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
+from blockyard.model_config.parallel_sizes import down_leaves
 from blockyard.model_config.recurrent import Recurrent
 from blockyard.model_config.share import Share
 from blockyard_kernels.mixture.ops import ExpertShape, Router
@@ -24,6 +25,7 @@ from worker_service.models.mlp.mlp import MLP, Feed, MoE
 from worker_service.models.mlp.tensors import ExpertTensors
 from worker_service.models.packed_files import PackedWeights
 from worker_service.models.projections import (
+    WHOLE,
     Cut,
     Projection,
     ProjectionRows,
@@ -194,19 +196,32 @@ class NetworkBuilder(RecurrentReader):
         )
 
     def _feed(self, prefix: str, feed: Mlp | Experts) -> Feed:
-        inner, leaves = Cut(feed.inner_features, self._share.mlp), self._share.down_leaves
+        names = self._config.names
         if isinstance(feed, Experts):
-            return self._mixture(prefix, feed, inner)
+            return self._mixture(prefix, feed)
+        return self._mlp(prefix, feed, (names.gate, names.up, names.down))
+
+    def _inner(self, feed: Mlp | Experts) -> tuple[Cut, int]:
+        """Returns this rank's inner features of an MLP or an expert, and its leaves of the last product."""
+        leaves = down_leaves(self._config, feed.inner_features) // self._share.tensor_parallel_size
+        return Cut(feed.inner_features, self._share.part(feed.inner_features)), leaves
+
+    def _mlp(self, prefix: str, feed: Mlp, names: tuple[str, str, str]) -> MLP:
+        """`names`: of gate, up and down."""
+        (inner, leaves), (gate, up, down) = self._inner(feed), names
+        gates = ((gate, inner),) if feed.is_gated else ()
         gate_up = self._linear(
-            self._inner(prefix, feed, inner),
+            self._columns(prefix, (*gates, (up, inner))),
             bias=feed.has_bias,
             spec=LinearSpec(gated=feed.is_gated, activation=Activation(feed.activation.value)),
         )
-        down = self._row_parallel(prefix + self._config.names.down, inner, leaves, bias=feed.has_bias)
-        return MLP(gate_up, down)
+        return MLP(gate_up, self._row_parallel(prefix + down, inner, leaves, bias=feed.has_bias))
 
-    def _mixture(self, prefix: str, feed: Experts, inner: Cut) -> MoE:
-        names, hidden = self._config.names.experts, self._config.hidden_size
+    def _mixture(self, prefix: str, feed: Experts) -> MoE:
+        (inner, leaves), hidden, names = self._inner(feed), self._config.hidden_size, self._config.names.experts
+        other = self._config.names.other_experts
+        if other is not None and prefix + other.gate in self._files:
+            names = other
         module = ProjectionRows(prefix + names.router, feed.num_experts, hidden)
         weight = self._weight(module)
         router = self._pack_router(weight, self._bias((module,)) if feed.router.has_bias else None)
@@ -215,12 +230,19 @@ class NetworkBuilder(RecurrentReader):
             feed.num_experts,
             Activation(feed.activation.value),
             feed.limit,
-            leaves=self._share.down_leaves,
+            leaves=leaves,
             partial=self._share.is_cut,
         )
         experts = self._pack_experts(tensors.read(self._read, self._files.__contains__), shape)
-        routing = Router(feed.router.top_k, feed.router.renormalises)
-        return MoE(Projection(router, (module,)), routing, experts, tensors)
+        bias = None
+        if feed.router.has_choice_bias:
+            bias = self._keep(self._read(prefix + names.choice_bias, feed.num_experts, dtype=torch.float32))
+        told = feed.router
+        routing = Router(told.top_k, told.renormalises, told.scale, told.is_sigmoid, bias)
+        shared = None if feed.shared is None else self._mlp(prefix, feed.shared, names.shared)
+        gate = (self._rows(prefix + names.shared_gate, 1, WHOLE),)
+        shared_gate = self._linear(gate, bias=False) if feed.gates_shared else None
+        return MoE(Projection(router, (module,)), routing, experts, tensors, shared, shared_gate)
 
     def _sinks(self, prefix: str, attention: Attention) -> Tensor:
         part = ((_slice(self._share.heads),),)
@@ -238,12 +260,12 @@ class NetworkBuilder(RecurrentReader):
         modules = ((names.query, query), (names.key, key), (names.value, key))
         if attention.gates_output:
             cut = Cut(attention.num_heads, self._share.heads, 2 * attention.head_dim)
-            order = parts_order(2, len(cut.units), attention.head_dim)
+            order = parts_order((attention.head_dim,) * 2, len(cut.units))
             gated = self._rows(prefix + names.query, cut.size, (cut.part,), order=order)
             return (gated, *self._columns(prefix, modules[1:]))
         if names.row_order is RowOrder.HEADS_INTERLEAVED:
             cut = Cut(attention.num_heads, self._share.heads, 3 * attention.head_dim)
-            order = parts_order(3, len(cut.units), attention.head_dim)
+            order = parts_order((attention.head_dim,) * 3, len(cut.units))
             return (self._rows(prefix + names.query, cut.size, (cut.part,), order=order),)
         if names.row_order is RowOrder.PLAIN or attention.rotary is None:
             return self._columns(prefix, modules)
@@ -253,11 +275,6 @@ class NetworkBuilder(RecurrentReader):
             self._rows(prefix + name, cut.size, (cut.part,), order=order)
             for (name, cut), order in zip(modules, [*orders, None], strict=True)
         )
-
-    def _inner(self, prefix: str, feed: Mlp, inner: Cut) -> tuple[ProjectionRows, ...]:
-        names = self._config.names
-        gates = ((names.gate, inner),) if feed.is_gated else ()
-        return self._columns(prefix, (*gates, (names.up, inner)))
 
     def _columns(self, prefix: str, modules: Sequence[tuple[str, Cut]]) -> tuple[ProjectionRows, ...]:
         """Cuts modules of the same input by their outputs. Modules with the same name are stored as one tensor."""

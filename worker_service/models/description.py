@@ -150,7 +150,8 @@ def _layer_modules(
     heads, features = "", ""
     if share.is_cut:
         heads = _part("heads", share.heads, config.num_heads)
-        features = _part("inner features", share.mlp, config.intermediate_size)
+        inner = layer.config.feed.inner_features
+        features = _part("inner features", share.part(inner), inner)
     key_heads = f", {_part('KV heads', share.kv_heads, config.num_kv_heads)}" if heads else ""
 
     def linear(projection: Projection, cut: str) -> Module:
@@ -175,8 +176,7 @@ def _layer_modules(
                     yield linear(layer.feed.gate_up, features)
                     yield linear(layer.feed.down, features)
                 else:
-                    yield linear(layer.feed.router, "")
-                    yield _experts(layer.feed, index, features)
+                    yield from _mixture_modules(layer.feed, linear, prefix, index, features)
             case _:
                 pass
         if name in norms:
@@ -232,8 +232,23 @@ def _other(prefix: str, name: str, kind: str, tensor: Tensor, layer: int, cut: s
     )
 
 
+def _mixture_modules(
+    feed: MoE, linear: Callable[[Projection, str], Module], prefix: str, layer: int, cut: str
+) -> Iterator[Module | OtherModule]:
+    """`cut`: this rank's inner features of the experts, in words."""
+    yield linear(feed.router, "")
+    if feed.routing.choice_bias is not None:
+        yield _other(prefix, feed.stored.names.choice_bias, "Bias", feed.routing.choice_bias, layer)
+    yield _experts(feed, layer, cut)
+    if feed.shared is not None:
+        yield linear(feed.shared.gate_up, "")
+        yield linear(feed.shared.down, "")
+    if feed.shared_gate is not None:
+        yield linear(feed.shared_gate, "")
+
+
 def _experts(feed: MoE, layer: int, cut: str) -> OtherModule:
-    linears, tensors = feed.experts.linears, feed.tensors
+    linears, tensors = feed.experts.linears, feed.stored
     return OtherModule(
         tensors.module,
         "Experts",

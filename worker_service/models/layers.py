@@ -88,7 +88,8 @@ class DecoderLayer:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors outside of products, such as the weights and biases of norms."""
-        return (*(tensor for _, norm in self.norms for tensor in norm.tensors), *self.mixer.tensors)
+        norms = (tensor for _, norm in self.norms for tensor in norm.tensors)
+        return (*norms, *self.mixer.tensors, *self.feed.tensors)
 
     def forward(self, hidden: Tensor, residual: Tensor | None, context: StepContext) -> tuple[Tensor, Tensor | None]:
         """Computes a layer: rows [T, hidden_size] and their residual, not yet added -> the same for the layer's output.

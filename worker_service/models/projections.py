@@ -170,7 +170,10 @@ def halves_order(num_heads: int, head_dim: int, num_rotated: int) -> Tensor:
     return (torch.arange(num_heads)[:, None] * head_dim + within).flatten()
 
 
-def parts_order(num_parts: int, num_heads: int, head_dim: int) -> Tensor:
-    """Returns the order that turns rows grouped by head (such as q, k, v of each) into all first parts, all second."""
-    rows = torch.arange(num_heads * num_parts * head_dim)
-    return rows.view(num_heads, num_parts, head_dim).transpose(0, 1).flatten()
+def parts_order(sizes: Sequence[int], num_groups: int) -> Tensor:
+    """Returns the order that turns rows grouped by head (such as q, k, v of each) into all first parts, all second.
+
+    `sizes`: the rows of each part in one group.
+    """
+    groups = torch.arange(num_groups * sum(sizes)).view(num_groups, -1)
+    return torch.cat([part.flatten() for part in groups.split(list(sizes), dim=1)])

@@ -27,8 +27,19 @@ if TYPE_CHECKING:
     from blockyard.model_config.fields import Fields
 
 
-def read_experts(fields: Fields, inner: int, *, renormalises: bool, has_bias: bool = False, **more: Any) -> Experts:
-    """Reads the experts; their number may be in either of two fields. `inner`: inner features of an expert."""
+def read_experts(
+    fields: Fields, inner: int, *, renormalises: bool, has_bias: bool = False, router: Any = None, **more: Any
+) -> Experts:
+    """Reads the experts; their number may be in either of two fields.
+
+    Args:
+        fields: the fields.
+        inner: inner features of an expert.
+        renormalises: see `Router`.
+        has_bias: whether the experts and the router have biases.
+        router: further fields of `Router`, by name; None: there are none.
+        more: further fields of `Experts`.
+    """
     counts = {fields.get(name) for name in ("num_experts", "num_local_experts")} - {None}
     if len(counts) > 1:
         fields.refuse("num_experts", "config.json: num_experts and num_local_experts differ")
@@ -40,8 +51,8 @@ def read_experts(fields: Fields, inner: int, *, renormalises: bool, has_bias: bo
         fields.refuse("num_experts_per_tok", problem)
     if "activation" not in more:
         more["activation"] = fields.choose("hidden_act", ACTIVATIONS, "silu")
-    router = Router(top_k=top_k, renormalises=renormalises, has_bias=has_bias)
-    return Experts(num_experts=num_experts, inner_features=inner, router=router, has_bias=has_bias, **more)
+    routing = Router(top_k=top_k, renormalises=renormalises, has_bias=has_bias, **(router or {}))
+    return Experts(num_experts=num_experts, inner_features=inner, router=routing, has_bias=has_bias, **more)
 
 
 def mixtral(fields: Fields) -> DecoderConfig:

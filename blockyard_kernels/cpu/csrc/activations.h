@@ -19,6 +19,12 @@ INLINE Floats silu(Floats x) {
     return divide_by_one_and_power<E>(x, mul(x, broadcast(-LOG2_OF_E)));
 }
 
+INLINE float sigmoid(float x) {
+    float kept[VL];
+    store(kept, divide_by_one_and_power<float>(broadcast(1.0f), broadcast(-x * LOG2_OF_E)));
+    return kept[0];
+}
+
 // x / 2 * (1 + tanh(u)) is x / (1 + exp(-2 u)), which loses nothing where the tangent is near -1.
 template <class E>
 INLINE Floats gelu_tanh(Floats x) {

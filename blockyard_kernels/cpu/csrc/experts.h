@@ -49,12 +49,19 @@ class ExpertRows {
     std::vector<ExpertRun> runs_;
 };
 
-// Puts the experts of the largest logits in order: of equal ones the lowest id first. What is no number is as if it were
-// infinite, and so is told of by the row's weights. `keys`: as many, written.
-inline void choose_experts(const float* logits, int64_t num_experts, int64_t top_k, int32_t* ids, float* keys) {
+// Added to the sum of sigmoids by which weights are divided.
+constexpr float SMALLEST_SUM = 1e-6f;
+
+// Puts the experts of the largest keys in order: of equal ones the lowest id first. A key is a logit, or a sigmoid with
+// the expert's bias. NaN counts as infinite, so that the row's weights show it. `keys`: [top_k], written.
+inline void choose_experts(const Op& op, const float* logits, int32_t* ids, float* keys) {
+    const int64_t top_k = op.top_k;
+    const float* biases = (const float*)op.bias;
     int64_t count = 0;
-    for (int64_t expert = 0; expert < num_experts; expert++) {
-        const float key = std::isnan(logits[expert]) ? std::numeric_limits<float>::infinity() : logits[expert];
+    for (int64_t expert = 0; expert < op.num_experts; expert++) {
+        float key = op.is_sigmoid ? sigmoid(logits[expert]) : logits[expert];
+        if (biases) key += biases[expert];
+        if (std::isnan(key)) key = std::numeric_limits<float>::infinity();
         if (count == top_k && !(key > keys[top_k - 1])) continue;
         int64_t place = count < top_k ? count++ : top_k - 1;
         for (; place > 0 && key > keys[place - 1]; place--) keys[place] = keys[place - 1], ids[place] = ids[place - 1];
@@ -80,7 +87,13 @@ inline void route_row(const Op& op, int64_t row) {
     const float* logits = (const float*)op.input + row * op.num_experts;
     int32_t* ids = op.expert_ids + row * op.top_k;
     float* weights = op.expert_weights + row * op.top_k;
-    choose_experts(logits, op.num_experts, op.top_k, ids, weights);
+    choose_experts(op, logits, ids, weights);
+    if (op.is_sigmoid) {
+        float sum = SMALLEST_SUM;
+        for (int64_t rank = 0; rank < op.top_k; rank++) sum += weights[rank] = sigmoid(logits[ids[rank]]);
+        for (int64_t rank = 0; rank < op.top_k; rank++) weights[rank] = weights[rank] / (op.renormalises ? sum : 1) * op.scale;
+        return;
+    }
     const float largest = logits[ids[0]];
     for (int64_t rank = 0; rank < op.top_k; rank++) weights[rank] = logits[ids[rank]];
     float total = exponentials(weights, op.top_k, largest, weights);

@@ -26,7 +26,7 @@ enum Kind : int32_t {
     EXPERTS_GATE_UP,    // LINEAR_GATED of such rows, each by its expert's weight
     EXPERTS_DOWN,       // wide LINEAR of such rows, without a bias
     EXPERTS_COMBINE,    // output = of each row the sum of what its experts gave (+ bias), times their weights
-    GATE,               // output = input * sigmoid(gates of residual)
+    GATE,               // output = input * sigmoid(gates of residual), of which a row has out_features: as many, or one
     CONVOLVE,           // output = the convolution of a sequence's rows: see recurrent.h
     MIX,                // output = the gated delta rule over what CONVOLVE made
     NUM_KINDS
@@ -118,6 +118,7 @@ struct Op {
     const float* decay_log;     // [num_heads]
     const float* step_bias;     // [num_heads]
     int64_t key_dim;
+    int32_t is_sigmoid;         // ROUTE: scores are sigmoids, which `bias` (float32) changes for the choice; else a softmax
 };
 
 // The inputs of a step. Positions, slots and work lists are made from them.

@@ -121,12 +121,6 @@ INLINE float exponential(float x) {
     return kept[0];
 }
 
-INLINE float sigmoid(float x) {
-    float kept[VL];
-    store(kept, divide_by_one_and_power<float>(broadcast(1.0f), broadcast(-x * LOG2_OF_E)));
-    return kept[0];
-}
-
 // A head's vector divided by its length, times a factor.
 template <class E>
 void shorten(const E* row, int64_t width, float factor, float* output) {
@@ -239,7 +233,7 @@ void mix_head(const Op& op, const Step& step, int64_t sequence, int64_t head, Mi
     }
 }
 
-// output = row * sigmoid(gates), rounded once.
+// output = row * sigmoid(gates), rounded once. One gate is that of all numbers of a row.
 template <class E>
 void gate_row(const Op& op, int64_t i) {
     const int64_t width = op.in_features;
@@ -247,7 +241,8 @@ void gate_row(const Op& op, int64_t i) {
     E* output = (E*)op.output + i * width;
     for (int64_t c = 0; c < width; c += VL) {
         const int n = (int)std::min<int64_t>(VL, width - c);
-        const Floats exponent = mul(load(gates + c, n), broadcast(-LOG2_OF_E));
+        const Floats gate = op.out_features == 1 ? broadcast(widen(gates[0])) : load(gates + c, n);
+        const Floats exponent = mul(gate, broadcast(-LOG2_OF_E));
         store(output + c, divide_by_one_and_power<E>(load(row + c, n), exponent), n);
     }
 }

@@ -121,6 +121,8 @@ class CpuMixtureOps:
             num_experts=logits.shape[1],
             top_k=router.top_k,
             renormalises=router.renormalises,
+            is_sigmoid=router.is_sigmoid,
+            bias=None if router.choice_bias is None else router.choice_bias.data_ptr(),
             scale=router.scale,
         )
         self._ops.emit(op, ids, weights)

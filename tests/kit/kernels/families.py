@@ -59,6 +59,13 @@ _TEXT: dict[str, Any] = {name: value for name, value in SIZES.items() if name no
 _LOOKS = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _QWEN_LOOKS = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 96}
 _PARTS = {"rope_type": "default", "mrope_section": [4, 4, 4], "rope_theta": 1e4}
+_ROTATED: dict[str, Any] = {"rope_theta": 1e4, "partial_rotary_factor": 0.25}
+_SHARED: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+}
 _DELTA: dict[str, Any] = {
     "head_dim": 32,
     "linear_num_key_heads": 2,
@@ -66,12 +73,7 @@ _DELTA: dict[str, Any] = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
     "layer_types": ["linear_attention", "full_attention"] * 2,
-    "rope_parameters": {
-        "rope_type": "default",
-        "mrope_section": [2, 1, 1],
-        "rope_theta": 1e4,
-        "partial_rotary_factor": 0.25,
-    },
+    "rope_parameters": {**_ROTATED, "rope_type": "default", "mrope_section": [2, 1, 1]},
 }
 _OPT_LEFT_OUT = ("intermediate_size", "num_key_value_heads")
 
@@ -100,6 +102,26 @@ RECIPES = {
     "qwen3_5": Recipe("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", _DELTA),
     "lfm2": Recipe(
         "Lfm2ForCausalLM", "Lfm2Config", {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 32}
+    ),
+    "qwen3_5_moe": Recipe(
+        "Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", {**_DELTA, **_SHARED}, ("intermediate_size",)
+    ),
+    "qwen3_next": Recipe(
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        {**_DELTA, **_SHARED, "rope_parameters": {**_ROTATED, "rope_type": "default"}, "mlp_only_layers": [1]},
+    ),
+    "lfm2_moe": Recipe(
+        "Lfm2MoeForCausalLM",
+        "Lfm2MoeConfig",
+        {
+            "layer_types": ["conv", "full_attention"] * 2,
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "routed_scaling_factor": 1.3,
+        },
     ),
     "gemma": Recipe("GemmaForCausalLM", "GemmaConfig", {"head_dim": 32}),
     "gemma2": Recipe(
@@ -196,6 +218,15 @@ RECIPES = {
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5Config",
         {"text_config": {**_TEXT, **_DELTA}, "vision_config": {**_QWEN_LOOKS, "num_position_embeddings": 16}},
+        tuple(_TEXT),
+    ),
+    "qwen3_5_moe_multimodal": Recipe(
+        "Qwen3_5MoeForConditionalGeneration",
+        "Qwen3_5MoeConfig",
+        {
+            "text_config": {**_TEXT, **_DELTA, **_SHARED},
+            "vision_config": {**_QWEN_LOOKS, "num_position_embeddings": 16},
+        },
         tuple(_TEXT),
     ),
     "glm": Recipe("GlmForCausalLM", "GlmConfig", {"head_dim": 32}),
@@ -322,6 +353,9 @@ def scatter_weights(model: torch.nn.Module, seed: int) -> None:
             parameter.copy_(noise * (0.4 if is_table else parameter.shape[1] ** -0.5))
         else:
             parameter.add_(0.1 * noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 @cache

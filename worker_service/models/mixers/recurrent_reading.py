@@ -9,12 +9,16 @@ import torch
 from blockyard_kernels.recurrent.ops import RecurrentKind, RecurrentShape, RecurrentWeights
 from worker_service.models.mixers.recurrent import RecurrentMixer
 from worker_service.models.part_reader import PartReader
-from worker_service.models.projections import Cut, stacked_parts
+from worker_service.models.projections import Cut, parts_order, stacked_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.model_config.recurrent import Recurrent
+    from worker_service.models.projections import ProjectionRows
+
+# The modules of the first product if their rows are grouped by key head.
+NUM_GROUPED = 2
 
 
 class RecurrentReader(PartReader):
@@ -23,11 +27,14 @@ class RecurrentReader(PartReader):
         names, share = self._config.names.recurrent, self._share
         mine = recurrent.share(share.tensor_parallel_size)
         parts = self._inputs(recurrent)
-        sizes = (sum(cut.size for cut in cuts) for cuts in parts)
-        modules = tuple(
-            self._rows(prefix + name, size, stacked_parts(cuts))
-            for name, size, cuts in zip(names.inputs, sizes, parts, strict=True)
-        )
+        if recurrent.num_value_heads and len(names.inputs) == NUM_GROUPED:
+            modules = self._grouped_modules(prefix, recurrent)
+        else:
+            sizes = (sum(cut.size for cut in cuts) for cuts in parts)
+            modules = tuple(
+                self._rows(prefix + name, size, stacked_parts(cuts))
+                for name, size, cuts in zip(names.inputs, sizes, parts, strict=True)
+            )
         features = Cut(recurrent.out_features, share.part(recurrent.out_features))
         return RecurrentMixer(
             shape=RecurrentShape(
@@ -43,6 +50,17 @@ class RecurrentReader(PartReader):
             inputs=self._linear(modules, bias=recurrent.in_bias),
             weights=self._recurrent_weights(prefix, recurrent, parts[0]),
             output=self._row_parallel(prefix + names.output, features, share.mixer_leaves, bias=recurrent.out_bias),
+        )
+
+    def _grouped_modules(self, prefix: str, recurrent: Recurrent) -> tuple[ProjectionRows, ...]:
+        """Returns the modules of the first product if their rows are grouped by key head: see `RecurrentNames`."""
+        heads, num_values = self._share.part(recurrent.num_key_heads), recurrent.num_value_heads
+        values = num_values // recurrent.num_key_heads
+        sizes = (recurrent.key_dim,) * 2 + (values * recurrent.value_dim,) * 2, (values,) * 2
+        cuts = [Cut(recurrent.num_key_heads, heads, sum(each)) for each in sizes]
+        return tuple(
+            self._rows(prefix + name, cut.size, (cut.part,), order=parts_order(each, len(heads)))
+            for name, cut, each in zip(self._config.names.recurrent.inputs, cuts, sizes, strict=True)
         )
 
     def _inputs(self, recurrent: Recurrent) -> tuple[tuple[Cut, ...], ...]:

@@ -29,6 +29,11 @@ class MLP:
         return self.gate_up, self.down
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors outside of products: none."""
+        return ()
+
+    @property
     def linears(self) -> Sequence[PackedLinear]:
         return self.gate_up.packed, self.down.packed
 
@@ -44,22 +49,40 @@ class MoE:
     router: Projection
     routing: Router
     experts: PackedExperts
-    tensors: ExpertTensors
+    stored: ExpertTensors
     """The tensors of the experts in the checkpoint."""
+    shared: MLP | None = None
+    """An MLP whose result is added to every row."""
+    shared_gate: Projection | None = None
+    """A product with one output, by whose sigmoid the shared MLP's result is multiplied."""
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """The products that adapters may change: none, since adapters change no experts."""
-        return ()
+        """The products that adapters may change: those of the shared MLP, since adapters change no experts."""
+        return self.shared.projections if self.shared is not None else ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors outside of products."""
+        return () if self.routing.choice_bias is None else (self.routing.choice_bias,)
 
     @property
     def linears(self) -> Sequence[PackedLinear]:
-        return (self.router.packed, *self.experts.linears)
+        gate = () if self.shared_gate is None else (self.shared_gate.packed,)
+        shared = () if self.shared is None else self.shared.linears
+        return (self.router.packed, *self.experts.linears, *shared, *gate)
 
     def forward(self, normed: Tensor, backend: Backend, lora: LoraRows | None) -> Tensor:
         assert backend.mixture is not None, "checked when the network was built"
         ids, weights = backend.mixture.route(normed, self.router.packed, self.routing)
-        return backend.mixture.experts(normed, ids, weights, self.experts)
+        rows = backend.mixture.experts(normed, ids, weights, self.experts)
+        if self.shared is None:
+            return rows
+        shared = self.shared.forward(normed, backend, lora)
+        if self.shared_gate is not None:
+            assert backend.recurrent is not None, "checked when the network was built"
+            shared = backend.recurrent.gate(shared, backend.linear(normed, self.shared_gate.packed))
+        return backend.add(shared, rows)
 
 
 Feed = MLP | MoE
