@@ -201,7 +201,7 @@ def _norm_elements(network: DecoderConfig, share: Share) -> Iterator[tuple[Norm,
             for heads in (mixer.num_heads, mixer.num_kv_heads):
                 yield mixer.qk_norm, mixer.head_dim * (heads if mixer.norms_whole_rows else 1)
         if isinstance(mixer, Recurrent) and mixer.num_value_heads:
-            yield Norm(), mixer.value_dim
+            yield Norm(), mixer.share(share.tensor_parallel_size).norm_features
     if share.is_last_stage and network.final_norm is not None:
         yield network.final_norm, network.hidden_size
     for dense in network.pooling.products if network.pooling else ():
@@ -244,9 +244,11 @@ def _convolution_elements(network: DecoderConfig, share: Share) -> int:
 
 
 def _num_rates(network: DecoderConfig, share: Share) -> int:
-    """Counts the float32 numbers of a rank's recurrences: a rate of decay and a bias of the time step for each head."""
+    """Counts the float32 numbers of the heads of a rank's recurrences."""
     mixers = (network.layers[index].mixer for index in share.layers)
-    return sum(2 * len(share.part(mixer.num_value_heads)) for mixer in mixers if isinstance(mixer, Recurrent))
+    return sum(
+        mixer.num_rates * len(share.part(mixer.num_value_heads)) for mixer in mixers if isinstance(mixer, Recurrent)
+    )
 
 
 def _num_wide(network: DecoderConfig, share: Share) -> int:

@@ -68,12 +68,14 @@ class RecurrentNames:
     )
     """The modules of the first product: inputs of the convolution, gates, update logits, time steps.
 
-    Two modules: the rows of the first are grouped by key head, each with its query, key, values and gates; those of
-    the second too, each with the update logits and the time steps of its values.
+    One module, of Mamba 2: gates, inputs of the convolution, time steps. Two modules: the rows of the first are grouped
+    by key head, each with its query, key, values and gates; those of the second too, each with the update logits and
+    the time steps of its values.
     """
     conv: str = "linear_attn.conv1d"
     decay_log: str = "linear_attn.A_log"
     step_bias: str = "linear_attn.dt_bias"
+    skip: str = ""
     norm: str = "linear_attn.norm"
     output: str = "linear_attn.out_proj"
 

@@ -20,6 +20,7 @@ from blockyard.model_config.families import (
     granite,
     hybrids,
     llama,
+    mamba,
     mixtures,
     multimodal,
     olmo,
@@ -44,7 +45,7 @@ _OTHER_BODIES = ("ForSequenceClassification", "ForMaskedLM", "Model")
 
 _STEMS = ("ForCausalLM", "LMHeadModel")
 
-MODULES = (llama, gemma, granite, relatives, olmo, cohere, gpt, mixtures, multimodal, hybrids)
+MODULES = (llama, gemma, granite, relatives, olmo, cohere, gpt, mixtures, multimodal, hybrids, mamba)
 
 FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
 
@@ -105,6 +106,9 @@ def _read(fields: Fields, dtype: str, folder: Path, task: Task) -> DecoderConfig
     read = _enter_text_model(fields, family) if family.texts else family.read
     fields.renamed = family.renamed
     config = read(fields)
+    if next(config.attentions, None) is None:
+        fields.refuse("layer_types", "config.json: no layer has attention, and models without attention are not served")
+        return None
     _require_factors(fields, config)
     _refuse_others(fields)
     pooling = _pooling(fields, folder, task, architecture)

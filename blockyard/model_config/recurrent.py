@@ -13,6 +13,8 @@ STATE_COLUMNS = 32
 class RecurrentKind(StrEnum):
     GATED_DELTA = "gated_delta"
     """The gated delta rule (Qwen 3.5, Qwen3-Next)."""
+    MAMBA2 = "mamba2"
+    """Mamba 2 (Granite 4 H, Bamba): value heads, and groups of them that share keys and queries."""
     SHORT_CONV = "short_conv"
     """A gated convolution over a few tokens (LFM2)."""
 
@@ -32,7 +34,7 @@ class Recurrent:
     key_dim: int = 0
     value_dim: int = 0
     epsilon: float = 1e-6
-    """The epsilon of the gated norm of each head's results."""
+    """The epsilon of the gated norm of the results: of each head, or of each group of Mamba's heads."""
     in_bias: bool = False
     out_bias: bool = False
 
@@ -41,12 +43,23 @@ class Recurrent:
         """The numbers of a row of the first product."""
         if self.kind is RecurrentKind.SHORT_CONV:
             return 3 * self.conv_features
-        return self.conv_features + self.num_value_heads * (self.value_dim + 2)
+        num_logits = 1 if self.kind is RecurrentKind.MAMBA2 else 2
+        return self.conv_features + self.num_value_heads * (self.value_dim + num_logits)
 
     @property
     def out_features(self) -> int:
         """The numbers of a row that the last product reads."""
         return self.num_value_heads * self.value_dim or self.conv_features
+
+    @property
+    def num_rates(self) -> int:
+        """The float32 numbers of each head: rate of decay and bias of the time step, for Mamba 2 a skip factor too."""
+        return {RecurrentKind.GATED_DELTA: 2, RecurrentKind.MAMBA2: 3, RecurrentKind.SHORT_CONV: 0}[self.kind]
+
+    @property
+    def norm_features(self) -> int:
+        """The weights of the gated norm; 0: there is none."""
+        return self.num_value_heads * self.value_dim if self.kind is RecurrentKind.MAMBA2 else self.value_dim
 
     def share(self, size: int) -> Recurrent:
         """Returns one rank's part of it, if `size` ranks share the heads or the features."""

@@ -44,6 +44,7 @@ class Kind(IntEnum):
     GATE = 20
     CONVOLVE = 21
     MIX = 22
+    GATED_NORM = 23
 
 
 class Joint(IntEnum):
@@ -156,6 +157,7 @@ class Op(ctypes.Structure):
         ("places", ctypes.c_void_p),
         ("decay_log", ctypes.c_void_p),
         ("step_bias", ctypes.c_void_p),
+        ("skip", ctypes.c_void_p),
         ("key_dim", ctypes.c_int64),
         ("is_sigmoid", ctypes.c_int32),
     )

@@ -72,27 +72,44 @@ class CpuRecurrentOps:
         self._ops.emit(op, mixed, batch=cast("AttentionBatch", batch))
         if shape.kind is RecurrentKind.SHORT_CONV:
             return mixed
-        results = torch.empty(len(rows), shape.out_features, dtype=rows.dtype)
+        is_scan = shape.kind is RecurrentKind.MAMBA2
+        results = torch.empty(len(rows), shape.out_features, dtype=torch.float32 if is_scan else rows.dtype)
+        gates = {
+            "residual": rows.data_ptr(),
+            "low_rank_stride": rows.shape[1],
+            "low_rank_offset": features,
+            "query_norm": address_of(weights.norm),
+            "epsilon": shape.epsilon,
+        }
         op = self._ops.make(
             Kind.MIX,
             input=mixed.data_ptr(),
             input_stride=features,
-            residual=rows.data_ptr(),
-            low_rank_stride=rows.shape[1],
-            low_rank_offset=features,
             output=results.data_ptr(),
             num_heads=shape.num_value_heads,
             num_kv_heads=shape.num_key_heads,
             head_dim=shape.value_dim,
             key_dim=shape.key_dim,
-            query_norm=address_of(weights.norm),
             decay_log=address_of(weights.decay_log),
             step_bias=address_of(weights.step_bias),
-            epsilon=shape.epsilon,
+            skip=address_of(weights.skip),
+            **gates,
             **state,
         )
         self._ops.emit(op, results, batch=cast("AttentionBatch", batch))
-        return results
+        if not is_scan:
+            return results
+        normed = torch.empty(len(rows), shape.out_features, dtype=rows.dtype)
+        op = self._ops.make(
+            Kind.GATED_NORM,
+            input=results.data_ptr(),
+            in_features=shape.out_features,
+            num_heads=shape.num_key_heads,
+            output=normed.data_ptr(),
+            **gates,
+        )
+        self._ops.emit(op, normed)
+        return normed
 
     def _address(self, places: tuple[int, ...]) -> int:
         array = self._places.get(places)

@@ -28,6 +28,7 @@ UNIT_COLUMNS = 32
 
 class RecurrentKind(StrEnum):
     GATED_DELTA = "gated_delta"
+    MAMBA2 = "mamba2"
     SHORT_CONV = "short_conv"
 
 
@@ -50,7 +51,8 @@ class RecurrentShape:
         """The numbers of an input row."""
         if self.kind is RecurrentKind.SHORT_CONV:
             return 3 * self.conv_features
-        return self.conv_features + self.num_value_heads * (self.value_dim + 2)
+        num_logits = 1 if self.kind is RecurrentKind.MAMBA2 else 2
+        return self.conv_features + self.num_value_heads * (self.value_dim + num_logits)
 
     @property
     def out_features(self) -> int:
@@ -70,7 +72,9 @@ class RecurrentWeights(NamedTuple):
     step_bias: Tensor | None = None
     """[V] float32: added to the time steps."""
     norm: Tensor | None = None
-    """[D]: the weight of the gated norm."""
+    """[D], of MAMBA2 [V * D]: the weight of the gated norm."""
+    skip: Tensor | None = None
+    """[V] float32: of MAMBA2, the factor of the values that are added to the results."""
 
 
 class StateBatch(Protocol):
@@ -117,6 +121,16 @@ class RecurrentOps(Protocol):
 
         and gives S^T query, which is rounded, normalised by its root mean square, and multiplied by SiLU of the gate.
         Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024.
+
+        MAMBA2: rows [T, F + V * D + V] have the convolution's inputs (values [V, D], keys [K, N], queries [K, N], which
+        Mamba calls x, B and C), gates [V, D] and time steps [V]. The convolution's results pass SiLU and are rounded.
+        With d = softplus(step + step_bias), a head's state becomes
+
+            S = exp(-exp(decay_log) * d) * S + key (d * value)^T
+
+        and gives S^T query + skip * value. The heads' results times SiLU of their gates are normalised in K groups by
+        their root mean square, multiplied by the weight, and rounded once.
+        Source: Dao, Gu, "Transformers are SSMs", 2024.
 
         SHORT_CONV: rows [T, 3 * F] have gates B, gates C and inputs x; the results are `C * conv(B * x)`, with B * x
         and the convolution's results rounded.

@@ -40,7 +40,7 @@ class ReferenceRecurrentOps:
         places: tuple[int, ...],
         shape: RecurrentShape,
     ) -> Tensor:
-        step = _short_conv if shape.kind is RecurrentKind.SHORT_CONV else _gated_delta
+        step = _STEPS[shape.kind]
         results = rows.new_empty(len(rows), shape.out_features)
         first = 0
         for sequence, count in enumerate(batch.num_new_tokens.tolist()):
@@ -141,6 +141,31 @@ def _gated_delta(
     matrices.add_(key * change[:, None])
     result = _sum(matrices * (query * shape.key_dim**-0.5)).to(dtype)
     return _gated_norm(result, gates.view(heads, -1), weights.norm, shape.epsilon).flatten()
+
+
+def _mamba2(row: Tensor, weights: RecurrentWeights, shape: RecurrentShape, tail: Tensor, matrices: Tensor) -> Tensor:
+    assert weights.decay_log is not None and weights.step_bias is not None
+    assert weights.norm is not None and weights.skip is not None
+    heads, keys = shape.num_value_heads, shape.num_key_heads * shape.key_dim
+    inputs, gates, time = row.split([shape.conv_features, heads * shape.value_dim, heads])
+    mixed = _silu(_convolve(inputs, weights, tail)).to(row.dtype).float()
+    value, key, query = mixed.split([heads * shape.value_dim, keys, keys])
+    value, repeats = value.view(heads, -1), heads // shape.num_key_heads
+    key, query = (part.view(-1, shape.key_dim).repeat_interleave(repeats, dim=0)[:, :, None] for part in (key, query))
+    span = _softplus(time.float() + weights.step_bias)
+    matrices.mul_((-(weights.decay_log.exp() * span)).exp()[:, None, None])
+    matrices.add_(key * (value * span[:, None])[:, None])
+    result = _sum(matrices * query) + value * weights.skip[:, None]
+    gated = (result * _silu(gates.float().view(heads, -1))).view(shape.num_key_heads, -1)
+    squares = _sum((gated * gated)[:, :, None]) / gated.shape[1]
+    return ((gated * (squares + shape.epsilon).rsqrt()).flatten() * weights.norm.float()).to(row.dtype)
+
+
+_STEPS = {
+    RecurrentKind.GATED_DELTA: _gated_delta,
+    RecurrentKind.MAMBA2: _mamba2,
+    RecurrentKind.SHORT_CONV: _short_conv,
+}
 
 
 def _gated_norm(rows: Tensor, gates: Tensor, weight: Tensor, epsilon: float) -> Tensor:

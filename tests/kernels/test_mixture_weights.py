@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from worker_service.models.decoder import DecoderModel
 
 # One of each layout; with a shared expert, and with a bias of the choice.
-MIXTURES = ["mixtral", "granite_moe", "gpt_oss", "qwen3_next", "lfm2_moe"]
+MIXTURES = ["mixtral", "granite_moe", "gpt_oss", "qwen3_next", "lfm2_moe", "granite_hybrid"]
 RANKS = (ALONE, Parallel(2, 1, 1), Parallel(1, 2, 1))
 for_each = pytest.mark.parametrize("name", MIXTURES)
 

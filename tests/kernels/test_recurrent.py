@@ -17,8 +17,9 @@ from blockyard_kernels.recurrent.ops import RecurrentKind, RecurrentShape, Recur
 from tests.kit.kernels.backends import BEST, REFERENCE, Kernels
 
 DELTA = RecurrentShape(RecurrentKind.GATED_DELTA, 2 * 2 * 48 + 4 * 64, 4, 2, 4, 48, 64, 1e-6)
+MAMBA = RecurrentShape(RecurrentKind.MAMBA2, 2 * 2 * 48 + 4 * 64, 4, 2, 4, 48, 64, 1e-6)
 CONV = RecurrentShape(RecurrentKind.SHORT_CONV, 72, 3)
-SHAPES = {"gated_delta": DELTA, "short_conv": CONV}
+SHAPES = {"gated_delta": DELTA, "mamba2": MAMBA, "short_conv": CONV}
 KERNELS = [Kernels(name, dtype) for name in (REFERENCE, BEST) for dtype in (torch.float32, torch.bfloat16)]
 BLOCK_SIZE, NUM_BLOCKS = 16, 600
 ULP = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
@@ -37,6 +38,9 @@ def make_weights(kind: str, dtype: torch.dtype) -> RecurrentWeights:
     if kind == "short_conv":
         return RecurrentWeights(conv, bias)
     heads = shape.num_value_heads
+    if kind == "mamba2":
+        norm = (1 + 0.1 * draw(heads * shape.value_dim)).to(dtype)
+        return RecurrentWeights(conv, bias, draw(heads), draw(heads), norm, draw(heads))
     return RecurrentWeights(conv, None, draw(heads), draw(heads), (1 + 0.1 * draw(shape.value_dim)).to(dtype))
 
 
@@ -82,7 +86,7 @@ class Bench:
 def expected(kind: str, rows: torch.Tensor) -> torch.Tensor:
     """Computes in float64, rounded where the ops round."""
     shape, dtype = SHAPES[kind], rows.dtype
-    conv, bias, decay_log, step_bias, norm = (
+    conv, bias, decay_log, step_bias, norm, skip = (
         None if each is None else each.double() for each in make_weights(kind, dtype)
     )
     assert conv is not None
@@ -96,6 +100,20 @@ def expected(kind: str, rows: torch.Tensor) -> torch.Tensor:
         return after * rounded(_convolve(rounded(before * inputs), conv) + bias)
     assert decay_log is not None and step_bias is not None and norm is not None
     heads, keys = shape.num_value_heads, shape.num_key_heads * shape.key_dim
+    state, results = torch.zeros(heads, shape.key_dim, shape.value_dim, dtype=torch.float64), list[torch.Tensor]()
+    if skip is not None:
+        assert bias is not None
+        inputs, gates, time = rows.double().split([shape.conv_features, heads * shape.value_dim, heads], dim=1)
+        mixed = rounded(functional.silu(_convolve(inputs, conv) + bias))
+        value, key, query = mixed.split([heads * shape.value_dim, keys, keys], dim=1)
+        key, query = (part.unflatten(1, (-1, shape.key_dim)).repeat_interleave(2, dim=1) for part in (key, query))
+        span = functional.softplus(time + step_bias)
+        for t, values in enumerate(value.unflatten(1, (heads, -1))):
+            state *= (-decay_log.exp() * span[t]).exp()[:, None, None]
+            state += key[t, :, :, None] * (values * span[t, :, None])[:, None]
+            results.append(torch.einsum("hkd,hk->hd", state, query[t]) + values * skip[:, None])
+        gated = (torch.stack(results).flatten(1) * functional.silu(gates)).unflatten(1, (shape.num_key_heads, -1))
+        return (gated * (gated.square().mean(2, keepdim=True) + shape.epsilon).rsqrt()).flatten(1) * norm
     inputs, gates, update, time = rows.double().split(
         [shape.conv_features, heads * shape.value_dim, heads, heads], dim=1
     )
@@ -106,7 +124,6 @@ def expected(kind: str, rows: torch.Tensor) -> torch.Tensor:
         for part in (query, key)
     )
     decay = (-decay_log.exp() * functional.softplus(time + step_bias)).exp()
-    state, results = torch.zeros(heads, shape.key_dim, shape.value_dim, dtype=torch.float64), list[torch.Tensor]()
     for t, values in enumerate(value.unflatten(1, (heads, -1))):
         state *= decay[t, :, None, None]
         change = update[t].sigmoid()[:, None] * (values - torch.einsum("hkd,hk->hd", state, key[t]))

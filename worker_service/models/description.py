@@ -210,6 +210,7 @@ def _recurrent_modules(
         (f"{names.conv}.bias", "Bias", weights.conv_bias),
         (names.decay_log, "Rates of decay", weights.decay_log),
         (names.step_bias, "Bias", weights.step_bias),
+        (names.skip, "Skip factors", weights.skip),
         (f"{names.norm}.weight", "RMSNorm", weights.norm),
     ):
         if tensor is not None:

@@ -74,6 +74,11 @@ class Cut:
         return self.count * self.unit
 
     @property
+    def num_features(self) -> int:
+        """The features that the rank has."""
+        return len(self.units) * self.unit
+
+    @property
     def part(self) -> slice:
         return slice(self.units.start * self.unit, self.units.stop * self.unit)
 

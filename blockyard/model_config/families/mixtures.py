@@ -130,15 +130,12 @@ _MIXTRAL = replace(
         down="block_sparse_moe.experts.{}.w2.weight",
     ),
 )
-_GRANITE = replace(
-    LLAMA_NAMES,
-    experts=ExpertNames(
-        router="block_sparse_moe.router.layer",
-        gate="block_sparse_moe.input_linear.weight",
-        up="block_sparse_moe.input_linear.weight",
-        down="block_sparse_moe.output_linear.weight",
-        layout=ExpertLayout.STACKED,
-    ),
+GRANITE_EXPERTS = ExpertNames(
+    router="block_sparse_moe.router.layer",
+    gate="block_sparse_moe.input_linear.weight",
+    up="block_sparse_moe.input_linear.weight",
+    down="block_sparse_moe.output_linear.weight",
+    layout=ExpertLayout.STACKED,
 )
 _GPT_OSS = replace(
     LLAMA_NAMES,
@@ -154,6 +151,6 @@ FAMILIES = {
     "MixtralForCausalLM": Family("mixtral", mixtral, _MIXTRAL),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen3_moe),
     "OlmoeForCausalLM": Family("olmoe", olmoe),
-    "GraniteMoeForCausalLM": Family("granitemoe", granite_moe, _GRANITE),
+    "GraniteMoeForCausalLM": Family("granitemoe", granite_moe, replace(LLAMA_NAMES, experts=GRANITE_EXPERTS)),
     "GptOssForCausalLM": Family("gpt_oss", gpt_oss, _GPT_OSS, unpacked="mxfp4"),
 }

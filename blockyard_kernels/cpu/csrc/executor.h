@@ -368,8 +368,13 @@ class Executor : public Work {
                     convolve<E>(op, step_, i / channel_groups(op), i % channel_groups(op) * CONV_CHANNELS);
                 break;
             case MIX:
-                for (int64_t i = begin; i < end; i++)
-                    mix_head<E>(op, step_, i / op.num_heads, i % op.num_heads, scratch_[thread].mix);
+                for (int64_t i = begin; i < end; i++) {
+                    const auto mix = op.skip ? scan_head<E> : mix_head<E>;
+                    mix(op, step_, i / op.num_heads, i % op.num_heads, scratch_[thread].mix);
+                }
+                break;
+            case GATED_NORM:
+                for (int64_t i = begin; i < end; i++) gated_norm_row<E>(op, i);
                 break;
             case HEAD:
                 run_linear<E>(

@@ -28,7 +28,8 @@ enum Kind : int32_t {
     EXPERTS_COMBINE,    // output = of each row the sum of what its experts gave (+ bias), times their weights
     GATE,               // output = input * sigmoid(gates of residual), of which a row has out_features: as many, or one
     CONVOLVE,           // output = the convolution of a sequence's rows: see recurrent.h
-    MIX,                // output = the gated delta rule over what CONVOLVE made
+    MIX,                // output = the gated delta rule, or Mamba 2, over what CONVOLVE made
+    GATED_NORM,         // output = norm of input, which is float32, * silu(gates of residual), in num_heads groups of a row
     NUM_KINDS
 };
 
@@ -117,6 +118,7 @@ struct Op {
     const int64_t* places;      // bytes in a sequence's fixed blocks: of the tail, then of each head
     const float* decay_log;     // [num_heads]
     const float* step_bias;     // [num_heads]
+    const float* skip;          // [num_heads]: MIX is Mamba 2, whose results in float32 have their values times this; or null
     int64_t key_dim;
     int32_t is_sigmoid;         // ROUTE: scores are sigmoids, which `bias` (float32) changes for the choice; else a softmax
 };

@@ -1,4 +1,5 @@
-// Layers with a state: a convolution over neighbouring tokens of a sequence, and the gated delta rule over its results.
+// Layers with a state: a convolution over neighbouring tokens of a sequence, and a recurrence over its results, which is
+// the gated delta rule or Mamba 2.
 //
 // A sequence's state lies in its fixed blocks: of each layer the convolution's last inputs, and of each head a matrix
 // [value_dim / 32][key_dim][32] in float32. Tokens come one after another, each by the same operations in the same order,
@@ -138,7 +139,9 @@ void shorten(const E* row, int64_t width, float factor, float* output) {
 }
 
 // Some columns of a head's matrix over some tokens: one walk over them for each token, which updates them by this token,
-// sums its result, and lets them decay and be remembered for the next one.
+// sums its result, and lets them decay and be remembered for the next one. Only the delta rule subtracts what is
+// remembered.
+template <bool IS_DELTA>
 class ColumnMixer {
    public:
     ColumnMixer(float* matrix, int64_t key_dim, bool is_new) : matrix_(matrix), key_dim_(key_dim) {
@@ -152,7 +155,8 @@ class ColumnMixer {
         for (int64_t t = 0; t < count; t++, values += stride, results += width) {
             Floats change[VECTORS], sums[VECTORS];
             UNROLL for (int v = 0; v < VECTORS; v++) {
-                change[v] = mul(sub(load(values + v * VL), remembered[v]), broadcast(mix.updates[t]));
+                const Floats value = load(values + v * VL);
+                change[v] = mul(IS_DELTA ? sub(value, remembered[v]) : value, broadcast(mix.updates[t]));
                 sums[v] = remembered[v] = zero();
             }
             const float *key = mix.keys.data() + t * key_dim_, *query = mix.queries.data() + t * key_dim_;
@@ -175,7 +179,7 @@ class ColumnMixer {
             UNROLL for (int v = 0; v < VECTORS; v++) {
                 const Floats kept = mul(load(place(k, v)), broadcast(decay));
                 store(place(k, v), kept);
-                remembered[v] = fma(kept, broadcast(key[k]), remembered[v]);
+                if constexpr (IS_DELTA) remembered[v] = fma(kept, broadcast(key[k]), remembered[v]);
             }
     }
 
@@ -189,7 +193,7 @@ class ColumnMixer {
                 sums[v] = fma(kept, broadcast(query[k]), sums[v]);
                 if constexpr (HAS_NEXT) {
                     kept = mul(kept, broadcast(decay));
-                    remembered[v] = fma(kept, broadcast(next_key[k]), remembered[v]);
+                    if constexpr (IS_DELTA) remembered[v] = fma(kept, broadcast(next_key[k]), remembered[v]);
                 }
                 store(place(k, v), kept);
             }
@@ -198,6 +202,72 @@ class ColumnMixer {
     float* matrix_;
     int64_t key_dim_;
 };
+
+// Copies a head's vector as float32.
+template <class E>
+void widen_row(const E* row, int64_t width, float* output) {
+    for (int64_t i = 0; i < width; i += VL) {
+        const int n = (int)std::min<int64_t>(VL, width - i);
+        store(output + i, load(row + i, n), n);
+    }
+}
+
+// Mamba 2 of one head over one sequence's rows: values, keys and queries are Mamba's x, B and C. Writes float32.
+template <class E>
+void scan_head(const Op& op, const Step& step, int64_t sequence, int64_t head, MixScratch& mix) {
+    const StateRows rows = state_rows(step, sequence);
+    if (!rows.count) return;
+    const int64_t key_dim = op.key_dim, dim = op.head_dim, heads = op.num_heads, features = op.input_stride;
+    const int64_t key_head = head * op.num_kv_heads / heads, all_keys = op.num_kv_heads * key_dim;
+    mix.reserve(key_dim, dim);
+    float* matrix = (float*)state_place(op, step, sequence, op.places[1 + head]);
+    const float rate = -exponential(op.decay_log[head]);
+    const Floats skip = broadcast(op.skip[head]);
+    for (int64_t begin = 0; begin < rows.count; begin += MIX_TOKENS) {
+        const int64_t count = std::min(MIX_TOKENS, rows.count - begin), first = rows.first_row + begin;
+        const E* mixed = (const E*)op.input + first * features;
+        const E* gates = (const E*)op.residual + first * op.low_rank_stride + op.low_rank_offset;
+        for (int64_t t = 0; t < count; t++) {
+            const E* keys = mixed + t * features + heads * dim + key_head * key_dim;
+            widen_row(keys, key_dim, mix.keys.data() + t * key_dim);
+            widen_row(keys + all_keys, key_dim, mix.queries.data() + t * key_dim);
+            const float time = widen(gates[t * op.low_rank_stride + heads * dim + head]);
+            mix.updates[t] = softplus(time + op.step_bias[head]);
+            mix.decays[t] = exponential(rate * mix.updates[t]);
+        }
+        const E* values = mixed + head * dim;
+        for (int64_t c = 0; c < dim; c += MIX_COLUMNS)
+            ColumnMixer<false>(matrix + c * key_dim, key_dim, rows.is_new && !begin)
+                .run(mix, count, values + c, features, mix.results.data() + c, dim);
+        for (int64_t t = 0; t < count; t++) {
+            float *output = (float*)op.output + ((first + t) * heads + head) * dim, *result = mix.results.data() + t * dim;
+            for (int64_t c = 0; c < dim; c += VL)
+                store(output + c, fma(load(values + t * features + c), skip, load(result + c)));
+        }
+    }
+}
+
+// output = row * silu(gates), in float32, normed by groups, times the weight, rounded once.
+template <class E>
+void gated_norm_row(const Op& op, int64_t i) {
+    const int64_t width = op.in_features, group = width / op.num_heads;
+    float* row = (float*)op.input + i * width;
+    const E *gates = (const E*)op.residual + i * op.low_rank_stride + op.low_rank_offset, *weight = (const E*)op.query_norm;
+    for (int64_t begin = 0; begin < width; begin += group) {
+        Floats squares = zero();
+        for (int64_t c = begin; c < begin + group; c += VL) {
+            const int n = (int)std::min<int64_t>(VL, begin + group - c);
+            const Floats x = mul(load(row + c, n), silu<float>(load(gates + c, n)));
+            store(row + c, x, n);
+            squares = fma(x, x, squares);
+        }
+        const Floats scale = broadcast(1.0f / std::sqrt(add_lanes(squares) / group + op.epsilon));
+        for (int64_t c = begin; c < begin + group; c += VL) {
+            const int n = (int)std::min<int64_t>(VL, begin + group - c);
+            store((E*)op.output + i * width + c, mul(mul(load(row + c, n), scale), load(weight + c, n)), n);
+        }
+    }
+}
 
 // The gated delta rule of one head over one sequence's rows, with the norm and the gate of its results.
 template <class E>
@@ -221,7 +291,7 @@ void mix_head(const Op& op, const Step& step, int64_t sequence, int64_t head, Mi
             mix.decays[t] = exponential(rate * softplus(widen(logits[heads + head]) + op.step_bias[head]));
         }
         for (int64_t c = 0; c < dim; c += MIX_COLUMNS)
-            ColumnMixer(matrix + c * key_dim, key_dim, rows.is_new && !begin)
+            ColumnMixer<true>(matrix + c * key_dim, key_dim, rows.is_new && !begin)
                 .run(mix, count, mixed + 2 * all_keys + head * dim + c, features, mix.results.data() + c, dim);
         for (int64_t t = 0; t < count; t++) {
             E* output = (E*)op.output + ((first + t) * heads + head) * dim;

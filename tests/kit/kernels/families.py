@@ -75,6 +75,7 @@ _DELTA: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "rope_parameters": {**_ROTATED, "rope_type": "default", "mrope_section": [2, 1, 1]},
 }
+_MAMBA: dict[str, Any] = {"mamba_n_heads": 6, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 24}
 _OPT_LEFT_OUT = ("intermediate_size", "num_key_value_heads")
 
 
@@ -144,6 +145,21 @@ RECIPES = {
             "attention_multiplier": 0.1,
         },
     ),
+    "granite_hybrid": Recipe(
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            **_MAMBA,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "intermediate_size": 64,
+            "shared_intermediate_size": 160,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.22,
+        },
+    ),
+    "bamba": Recipe("BambaForCausalLM", "BambaConfig", {**_MAMBA, "attn_layer_indices": [1, 3]}),
     "granite_dense": Recipe(
         "GraniteMoeHybridForCausalLM",
         "GraniteMoeHybridConfig",

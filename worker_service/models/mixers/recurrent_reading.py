@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.model_config.recurrent import RecurrentKind as Kind
 from blockyard_kernels.recurrent.ops import RecurrentKind, RecurrentShape, RecurrentWeights
 from worker_service.models.mixers.recurrent import RecurrentMixer
 from worker_service.models.part_reader import PartReader
@@ -27,7 +28,9 @@ class RecurrentReader(PartReader):
         names, share = self._config.names.recurrent, self._share
         mine = recurrent.share(share.tensor_parallel_size)
         parts = self._inputs(recurrent)
-        if recurrent.num_value_heads and len(names.inputs) == NUM_GROUPED:
+        if recurrent.kind is Kind.MAMBA2:
+            modules = (self._mamba_module(prefix, recurrent),)
+        elif recurrent.num_value_heads and len(names.inputs) == NUM_GROUPED:
             modules = self._grouped_modules(prefix, recurrent)
         else:
             sizes = (sum(cut.size for cut in cuts) for cuts in parts)
@@ -52,6 +55,16 @@ class RecurrentReader(PartReader):
             output=self._row_parallel(prefix + names.output, features, share.mixer_leaves, bias=recurrent.out_bias),
         )
 
+    def _mamba_module(self, prefix: str, recurrent: Recurrent) -> ProjectionRows:
+        """Returns the module of Mamba's first product. Its gates are stored first, and packed behind the inputs."""
+        mixed, gates, times = self._inputs(recurrent)
+        stored = (*gates, *mixed, *times)
+        rows = torch.arange(sum(cut.num_features for cut in stored))
+        num_gates, num_mixed = gates[0].num_features, sum(cut.num_features for cut in mixed)
+        order = torch.cat([rows[num_gates : num_gates + num_mixed], rows[:num_gates], rows[num_gates + num_mixed :]])
+        name = prefix + self._config.names.recurrent.inputs[0]
+        return self._rows(name, sum(cut.size for cut in stored), stacked_parts(stored), order=order)
+
     def _grouped_modules(self, prefix: str, recurrent: Recurrent) -> tuple[ProjectionRows, ...]:
         """Returns the modules of the first product if their rows are grouped by key head: see `RecurrentNames`."""
         heads, num_values = self._share.part(recurrent.num_key_heads), recurrent.num_value_heads
@@ -73,6 +86,8 @@ class RecurrentReader(PartReader):
         heads = share.part(recurrent.num_value_heads)
         values = Cut(recurrent.num_value_heads, heads, recurrent.value_dim)
         each = Cut(recurrent.num_value_heads, heads)
+        if recurrent.kind is Kind.MAMBA2:
+            return (values, keys, keys), (values,), (each,)
         return (keys, keys, values), (values,), (each,), (each,)
 
     def _recurrent_weights(self, prefix: str, recurrent: Recurrent, mixed: tuple[Cut, ...]) -> RecurrentWeights:
@@ -89,8 +104,13 @@ class RecurrentReader(PartReader):
             self._head_numbers(prefix + name, recurrent.num_value_heads, slice(heads.start, heads.stop))
             for name in (names.decay_log, names.step_bias)
         )
-        norm = self._norm_tensor(f"{prefix}{names.norm}.weight", recurrent.value_dim, self._config.dtype)
-        return RecurrentWeights(conv.flatten(1), bias, decay_log, step_bias, norm)
+        if recurrent.kind is not Kind.MAMBA2:
+            norm = self._norm_tensor(f"{prefix}{names.norm}.weight", recurrent.value_dim, self._config.dtype)
+            return RecurrentWeights(conv.flatten(1), bias, decay_log, step_bias, norm)
+        part = ((mixed[0].part,),)
+        norm = self._keep(self._read(f"{prefix}{names.norm}.weight", recurrent.norm_features, part=part))
+        skip = self._head_numbers(prefix + names.skip, recurrent.num_value_heads, slice(heads.start, heads.stop))
+        return RecurrentWeights(conv.flatten(1), bias, decay_log, step_bias, norm, skip)
 
     def _head_numbers(self, name: str, count: int, part: slice) -> Tensor:
         return self._keep(self._read(name, count, part=((part,),), dtype=torch.float32))

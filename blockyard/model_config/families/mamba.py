@@ -1,0 +1,139 @@
+"""Networks with Mamba 2 in most layers and attention in the others: Granite 4 H and Bamba."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.model_config.decoder_config import DecoderConfig, Head, Layer, Mlp
+from blockyard.model_config.families.family import Family
+from blockyard.model_config.families.granite import read_granite
+from blockyard.model_config.families.mixtures import GRANITE_EXPERTS, read_experts
+from blockyard.model_config.names import LLAMA_NAMES, RecurrentNames
+from blockyard.model_config.reading import (
+    ACTIVATIONS,
+    assemble,
+    attention_of,
+    read_feed,
+    read_layer_types,
+    read_rms,
+    read_sizes,
+)
+from blockyard.model_config.recurrent import MAX_CONV_WIDTH, STATE_COLUMNS, Recurrent, RecurrentKind
+from blockyard.model_config.rotary import read_rotary
+
+if TYPE_CHECKING:
+    from blockyard.model_config.fields import Fields
+
+_KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
+_ROUTING = ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef")
+_MAMBA_PARTS = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "conv_bias", "proj_bias")
+# Other ways of computing the same cut a text into chunks.
+_MAMBA_FIELDS = (*(f"mamba_{part}" for part in _MAMBA_PARTS), "mamba_chunk_size", "time_step_limit")
+
+
+def granite_hybrid(fields: Fields) -> DecoderConfig:
+    """Reads Granite 4: with Mamba in some layers or none, and with experts beside the shared MLP or without."""
+    sizes = read_sizes(fields, inner=11008)
+    types = read_layer_types(fields, sizes.num_layers, tuple(_KINDS)) or ["mamba"] * sizes.num_layers
+    has_attention = [_KINDS[kind] for kind in types]
+    turns = fields.choose("position_embedding_type", {"nope": False, "rope": True}, "nope")
+    network = read_granite(fields, sizes, turns=turns)
+    [plain] = set(network.layers)
+    activation = fields.choose("hidden_act", ACTIVATIONS, "silu")
+    shared = Mlp(inner_features=fields.integer("shared_intermediate_size", 1024), activation=activation)
+    feed = shared
+    if fields.integer("num_local_experts", 8, least=0):
+        feed = read_experts(fields, sizes.inner, renormalises=True, shared=shared)
+    # A model without experts or without Mamba has their fields, too.
+    for name in (*_ROUTING, *_MAMBA_FIELDS):
+        fields.get(name)
+    mamba = plain.mixer if all(has_attention) else read_mamba(fields, sizes.hidden_size, plain.norm.epsilon)
+    layers = (replace(plain, mixer=plain.mixer if has else mamba, feed=feed) for has in has_attention)
+    return replace(network, layers=tuple(layers))
+
+
+def bamba(fields: Fields) -> DecoderConfig:
+    sizes, norm = read_sizes(fields, num_kv_heads=8, inner=14336), read_rms(fields, 1e-5)
+    rotary, max_model_len = read_rotary(fields, share=0.5)
+    bias = fields.flag("attention_bias")
+    attention = attention_of(sizes, qkv_bias=bias, output_bias=bias)
+    indices = fields.get("attn_layer_indices") or []
+    if not isinstance(indices, list) or not set(indices) <= set(range(sizes.num_layers)):
+        fields.refuse("attn_layer_indices", "config.json: attn_layer_indices must be numbers of layers")
+        indices = []
+    mamba = read_mamba(fields, sizes.hidden_size, norm.epsilon)
+    feed = read_feed(fields, sizes, has_bias=fields.flag("mlp_bias"))
+    mixers = [attention if index in indices else mamba for index in range(sizes.num_layers)]
+    layers = [Layer(mixer=mixer, feed=feed, norm=norm) for mixer in mixers]
+    for name in ("num_logits_to_keep", "z_loss_coefficient", *_MAMBA_FIELDS):
+        fields.get(name)
+    head = Head(is_tied=fields.flag("tie_word_embeddings"))
+    return assemble(sizes, max_model_len, layers, [rotary], norm, head=head)
+
+
+def read_mamba(fields: Fields, hidden_size: int, epsilon: float) -> Recurrent:
+    """Reads the sizes of Mamba 2 layers. `epsilon`: of the gated norm."""
+    heads, groups = fields.integer("mamba_n_heads", 128), fields.integer("mamba_n_groups", 1)
+    inner, key_dim = fields.integer("mamba_expand", 2) * hidden_size, fields.integer("mamba_d_state", 256)
+    given = fields.get("mamba_d_head")
+    value_dim = max(1, inner // heads)
+    if heads * value_dim != inner or given not in (None, "auto", value_dim):
+        problem = f"mamba_n_heads ({heads}) times mamba_d_head must be mamba_expand times hidden_size ({inner})"
+        fields.refuse("mamba_n_heads", f"config.json: {problem}")
+    if heads % groups:
+        fields.refuse("mamba_n_groups", f"config.json: mamba_n_groups ({groups}) must divide mamba_n_heads ({heads})")
+    if value_dim % STATE_COLUMNS:
+        problem = f"mamba_d_head ({value_dim}) must be a multiple of {STATE_COLUMNS}"
+        fields.refuse("mamba_d_head", f"config.json: {problem}")
+    fields.require("hidden_act", "silu")
+    # JSON knows no infinity; transformers writes it as an object.
+    fields.require("time_step_limit", [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+    bias = fields.flag("mamba_proj_bias")
+    return Recurrent(
+        kind=RecurrentKind.MAMBA2,
+        conv_width=fields.integer("mamba_d_conv", 4, least=2, most=MAX_CONV_WIDTH),
+        conv_features=inner + 2 * groups * key_dim,
+        conv_bias=fields.flag("mamba_conv_bias", default=True),
+        num_key_heads=groups,
+        num_value_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        epsilon=epsilon,
+        in_bias=bias,
+        out_bias=bias,
+    )
+
+
+_MAMBA = RecurrentNames(
+    inputs=("mamba.in_proj",),
+    conv="mamba.conv1d",
+    decay_log="mamba.A_log",
+    step_bias="mamba.dt_bias",
+    skip="mamba.D",
+    norm="mamba.norm",
+    output="mamba.out_proj",
+)
+_SHARED = ("shared_mlp.input_linear", "shared_mlp.input_linear", "shared_mlp.output_linear")
+_GRANITE = replace(
+    LLAMA_NAMES,
+    gate=_SHARED[0],
+    up=_SHARED[1],
+    down=_SHARED[2],
+    experts=replace(GRANITE_EXPERTS, shared=_SHARED),
+    recurrent=_MAMBA,
+)
+_BAMBA = replace(
+    LLAMA_NAMES,
+    final_norm="final_layernorm",
+    pre_feed="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    recurrent=_MAMBA,
+)
+FAMILIES = {
+    "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", granite_hybrid, _GRANITE),
+    "BambaForCausalLM": Family("bamba", bamba, _BAMBA),
+}
