@@ -1,4 +1,4 @@
-"""A mixture, a quantized checkpoint and KV in int8 through whole processes; other kinds are the oracle's own run."""
+"""Layers with states, mixtures, quantized checkpoints and KV in int8 through whole processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("kind", ["gpt_oss", "awq", "int8_kv"])
+@pytest.mark.parametrize("kind", ["qwen3_next_ranks", "gpt_oss", "awq", "granite_hybrid", "int8_kv", "lfm2_moe_ranks"])
 async def test_answers_are_those_of_running_alone(kind: str, tmp_path: Path) -> None:
     await check_kind(kind, tmp_path)

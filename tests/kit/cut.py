@@ -128,6 +128,7 @@ CASES: dict[str, dict[str, int]] = {
     "tests/integration/worker_service/steps/test_rank_schedules.py": {
         "test_any_number_of_ranks_gives_the_answers_of_running_alone_on_one": 5
     },
+    "tests/integration/test_model_kinds.py": {"test_answers_are_those_of_running_alone": 2},
     "tests/integration/test_windows.py": {"test_the_reference_kernels_keep_the_promise_too": 0},
     "tests/integration/benchmarks/groups/test_rank_speed.py": {"test_each_way_is_measured": 0},
     "tests/integration/test_master_oracle.py": {

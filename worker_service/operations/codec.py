@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from blockyard.common.v1 import administration_pb2
 from blockyard.contract.codec.workers import DTYPES
 from blockyard.contract.workers import Dtype
+from blockyard.model_config.decoder_config import Attention
 from blockyard.worker.v1 import worker_pb2
 from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions
 from worker_service.weights.update import TensorHead
@@ -25,14 +26,15 @@ PIECE_BYTES = 1 << 20
 
 
 def encode_kv_groups(set_up: SetUp) -> list[worker_pb2.KvGroup]:
-    """Encodes the layers that keep the same tokens, once a worker has pools."""
+    """Encodes the layers that keep the same tokens, and those with a state, once a worker has pools."""
     if set_up.loaded is None or set_up.executor is None:
         return []
     model, blocks = set_up.loaded.model, set_up.executor.cache.block_format
     groups: list[worker_pb2.KvGroup] = []
     for group, window in enumerate(model.kv_groups.windows):
         layers = [layer for layer in model.share.layers if model.kv_groups.of_layers[layer] == group]
-        windows = [model.config.windows[layer] or 0 for layer in layers]
+        mixers = (model.config.layers[layer].mixer for layer in layers)
+        windows = [mixer.window or 0 for mixer in mixers if isinstance(mixer, Attention)]
         groups.append(
             worker_pb2.KvGroup(
                 layers=layers,
@@ -45,6 +47,10 @@ def encode_kv_groups(set_up: SetUp) -> list[worker_pb2.KvGroup]:
                 page_bytes=blocks.block_bytes,
             )
         )
+    if (states := model.plan_states(blocks.block_bytes)) is not None:
+        layers = [model.share.layers[index] for index in states.places]
+        kind = worker_pb2.KV_KIND_STATE
+        groups.append(worker_pb2.KvGroup(layers=layers, kind=kind, page_bytes=blocks.block_bytes))
     return groups
 
 

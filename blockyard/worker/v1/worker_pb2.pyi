@@ -332,7 +332,7 @@ class KvGroup(_message.Message):
     kind: Global___KvKind.ValueType
     """Which part of a sequence's KV is kept."""
     block_size: _builtins.int
-    """Tokens per block."""
+    """Tokens per block. 0 for states, as are the following fields but the last."""
     num_kv_heads: _builtins.int
     """Number of key-value heads on this worker."""
     head_dim: _builtins.int

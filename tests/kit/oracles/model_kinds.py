@@ -1,7 +1,7 @@
-"""Models of every kind through whole processes: mixtures, and checkpoints that come quantized.
+"""Models of every kind through whole processes: mixtures, layers with states, and checkpoints that come quantized.
 
 Whatever happens to a worker, a request's answer is the one that it gives alone. As a program it tries all kinds;
-`make test` has one of each.
+`make test` has some of them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ FLAGS = (
     *("--block-size", "16", "--max-model-len", "256", "--num-device-blocks", "26", "--num-host-blocks", "6"),
     *("--preemption-mode", "swap", "--max-prefill-chunk", "16", "--debug-integrity"),
 )
+_STATES = ("--num-host-blocks", "24", "--state-snapshot-tokens", "32")
+RANKS = "_ranks"
 DIES = {"worker": "step.after_answer:kill@30"}
 
 
@@ -44,6 +46,11 @@ KINDS: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
     "qwen3_moe": (partial(_with_tokenizer, "qwen3_moe"), ()),
     # Of two KV groups.
     "gpt_oss": (partial(_with_tokenizer, "gpt_oss"), ("--num-device-blocks", "52", "--num-host-blocks", "12")),
+    # With states, snapshots of them, and fixed blocks beside those of keys and values.
+    **{
+        name: (partial(_with_tokenizer, name), (*_STATES, "--num-device-blocks", str(num_blocks)))
+        for name, num_blocks in {"qwen3_next": 40, "lfm2_moe": 34, "granite_hybrid": 56}.items()
+    },
     **{name: (lambda name=name: quantized_model("qwen2", name)[0], ()) for name in FORMATS},
     "int8": (partial(tiny_model, "llama"), ("--quantization", "int8", "--dtype", "bfloat16")),
     "int8_kv": (partial(tiny_model, "llama"), ("--kv-cache-dtype", "int8", "--dtype", "bfloat16")),
@@ -55,12 +62,13 @@ async def check_kind(kind: str, folder: Path) -> None:
     """Raises AssertionError where an answer depends on what runs beside it, a dead worker or a sleep.
 
     Args:
-        kind: one of KINDS.
+        kind: one of KINDS; with RANKS behind it, on two stages of two ranks.
         folder: for logs.
     """
-    make_model, settings = KINDS[kind]
+    make_model, settings = KINDS[kind.removesuffix(RANKS)]
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2} if kind.endswith(RANKS) else {}
     specs = requests.make_specs(VOCAB_SIZE, 8)
-    with System(make_model(), folder, [*FLAGS, *settings], next_faults=dict(DIES)) as system:
+    with System(make_model(), folder, [*FLAGS, *settings], next_faults=dict(DIES), **sizes) as system:
         target = system.grpc_target
         answering = asyncio.create_task(requests.run(target, specs, concurrent=True))
         await asyncio.to_thread(system.services["worker"].wait)
@@ -80,7 +88,7 @@ async def check_kind(kind: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for kind in sys.argv[1:] or KINDS:
+    for kind in sys.argv[1:] or (*KINDS, *(f"{name}{RANKS}" for name in ("qwen3_next", "lfm2_moe", "granite_hybrid"))):
         with tempfile.TemporaryDirectory() as home:
             asyncio.run(check_kind(kind, Path(home)))
         print(kind, "gives the answers of running alone")  # noqa: T201
