@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.formats import weight_format
-from blockyard.capacity.weights import ITEM_BYTES, Product, WeightFormat, layer_products
+from blockyard.capacity.weights import ITEM_BYTES, Product, WeightFormat, feed_products, mixer_products
 from blockyard.contract.workers import NO_LORAS, LoraLimits
 from blockyard.errors import Violation
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
@@ -85,8 +85,10 @@ def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max
     """Counts the bytes that an adapter of LoRA rank `max_rank` takes on one worker."""
     item_bytes, total = ITEM_BYTES[network.dtype_name], 0
     for layer in (network.layers[index] for index in share.layers):
-        # Adapters change neither routers nor experts.
-        products = [product for product in layer_products(network, share, layer) if not product.is_router]
+        # Adapters change no routers, and of experts only those that all rows share.
+        feed = layer.feed.shared if isinstance(layer.feed, Experts) else layer.feed
+        fed = feed_products(network, share, feed) if feed is not None else ()
+        products = *mixer_products(network, share, layer.mixer), *fed
         for product, num_modules in zip(products, _module_counts(network, layer), strict=True):
             width = _up_to_multiple(max_rank * num_modules, held.width_multiple)
             factors = Product(width, product.in_features, leaves=product.leaves), Product(product.num_rows, width)
@@ -100,10 +102,11 @@ def _module_counts(network: DecoderConfig, layer: Layer) -> tuple[int, ...]:
     names, feed = network.names, layer.feed
     is_attention = isinstance(layer.mixer, Attention)
     attended = len({names.query, names.key, names.value} if is_attention else names.recurrent.inputs), 1
-    if isinstance(feed, Experts):
+    gate, up = names.experts.shared[:2] if isinstance(feed, Experts) else (names.gate, names.up)
+    fed = feed.shared if isinstance(feed, Experts) else feed
+    if fed is None:
         return attended
-    gates = {names.gate} if feed.is_gated else set[str]()
-    return *attended, len({names.up} | gates), 1
+    return *attended, len({gate, up}) if fed.is_gated else 1, 1
 
 
 def lora_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, limits: LoraLimits) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.model_config.decoder_config import Experts
 from blockyard.model_config.fields import unusable
 from worker_service.lora.adapter import AdapterWeights, LoraRequest
 from worker_service.lora.adapter_files import AdapterFiles
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.contract.workers import LoraLimits
+    from blockyard.model_config.decoder_config import Layer
     from blockyard_kernels.arena import Arena
     from blockyard_kernels.lora import LoraOps, PackedLora
     from worker_service.models.decoder import DecoderModel
@@ -102,8 +104,10 @@ class AdapterReader:
         return None if joined is None else self._ops.pack(site.packed, *joined)
 
     def _check(self, files: AdapterFiles, folder: Path) -> None:
-        shapes = module_shapes(self._model)
+        shapes, others = module_shapes(self._model)
         for name, (_, in_features, out_features) in files.modules.items():
+            if name not in shapes and name.startswith(others):
+                continue
             if name not in shapes:
                 raise unusable(f"{folder}: {name} is no module that adapters can change in this model")
             if shapes[name] != (in_features, out_features):
@@ -148,17 +152,34 @@ def find_sites(model: DecoderModel) -> tuple[Projection, ...]:
     return tuple(projection for layer in model.layers for projection in layer.projections)
 
 
-def module_shapes(model: DecoderModel) -> dict[str, tuple[int, int]]:
-    """Returns inputs and outputs of every module of the whole network that adapters may change."""
-    first = model.layers[0]
-    prefix = model.names.layer(model.share.layers.start)
-    shapes = {
-        module.name.removeprefix(prefix): (module.in_features, module.out_features)
-        for projection in first.projections
-        for module in projection.modules
-    }
-    numbers = range(model.config.num_layers)
-    return {model.names.layer(number) + name: shape for number in numbers for name, shape in shapes.items()}
+def module_shapes(model: DecoderModel) -> tuple[dict[str, tuple[int, int]], tuple[str, ...]]:
+    """Returns inputs and outputs of the whole network's modules that adapters may change.
+
+    The second result are prefixes of layers of a kind that this stage has not: the stage that has them checks their
+    modules.
+    """
+    of_kind: dict[tuple[object, ...], dict[str, tuple[int, int]]] = {}
+    for layer in model.layers:
+        prefix = model.names.layer(model.share.layers.start + layer.index)
+        of_kind[_kind_of(layer.config)] = {
+            module.name.removeprefix(prefix): (module.in_features, module.out_features)
+            for projection in layer.projections
+            for module in projection.modules
+        }
+    shapes, others = dict[str, tuple[int, int]](), list[str]()
+    for number, config in enumerate(model.config.layers):
+        prefix, within = model.names.layer(number), of_kind.get(_kind_of(config))
+        if within is None:
+            others.append(prefix)
+        else:
+            shapes |= {prefix + name: shape for name, shape in within.items()}
+    return shapes, tuple(others)
+
+
+def _kind_of(layer: Layer) -> tuple[object, ...]:
+    """Returns what layers with the same modules have in common."""
+    mlp = layer.feed.shared if isinstance(layer.feed, Experts) else layer.feed
+    return type(layer.mixer), type(layer.feed), mlp and mlp.inner_features
 
 
 def read_soft_prompt(folder: PeftFolder, width: int, dtype: torch.dtype, max_tokens: int) -> Tensor:

@@ -56,7 +56,8 @@ def kernels() -> None:
     build_kernels()
 
 
-FAMILIES = ["gemma3", "granite", "olmo", "gpt2", "phi", "stablelm_parallel", "qwen3_moe", "gpt_oss"]
+HYBRIDS = ["qwen3_5", "qwen3_next", "lfm2_moe", "granite_hybrid"]
+FAMILIES = ["gemma3", "granite", "olmo", "gpt2", "phi", "stablelm_parallel", "qwen3_moe", "gpt_oss", *HYBRIDS]
 
 
 def load(name: str, kernels: str, dtype: torch.dtype, quantization: str, rank: Parallel) -> RunnableModel:
@@ -78,10 +79,11 @@ def test_weights_are_counted_to_the_byte(name: str, kernels: str, dtype: torch.d
 
 
 @pytest.mark.parametrize(("kernels", "dtype", "quantization"), HELD)
-def test_adapters_are_counted_to_the_byte(kernels: str, dtype: torch.dtype, quantization: str) -> None:
+@pytest.mark.parametrize("name", ["llama_bias", "qwen3_moe", *HYBRIDS])
+def test_adapters_are_counted_to_the_byte(name: str, kernels: str, dtype: torch.dtype, quantization: str) -> None:
     limits = LoraLimits(2, 5, 3)
     for rank in RANKS:
-        loaded = load("llama_bias", kernels, dtype, quantization, rank)
+        loaded = load(name, kernels, dtype, quantization, rank)
         loras = make_loras(loaded, limits, None)
         assert loras is not None
         share, held = Share.of(loaded.config, rank), adapter_format("cpu", loaded.config.dtype_name, kernels)
