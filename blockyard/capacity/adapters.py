@@ -88,7 +88,8 @@ def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max
         # Adapters change no routers, and of experts only those that all rows share.
         feed = layer.feed.shared if isinstance(layer.feed, Experts) else layer.feed
         fed = feed_products(network, share, feed) if feed is not None else ()
-        products = *mixer_products(network, share, layer.mixer), *fed
+        mixed = mixer_products(network, share, layer.mixer) if layer.mixer is not None else ()
+        products = *mixed, *fed
         for product, num_modules in zip(products, _module_counts(network, layer), strict=True):
             width = _up_to_multiple(max_rank * num_modules, held.width_multiple)
             factors = Product(width, product.in_features, leaves=product.leaves), Product(product.num_rows, width)
@@ -102,6 +103,7 @@ def _module_counts(network: DecoderConfig, layer: Layer) -> tuple[int, ...]:
     names, feed = network.names, layer.feed
     is_attention = isinstance(layer.mixer, Attention)
     attended = len({names.query, names.key, names.value} if is_attention else names.recurrent.inputs), 1
+    attended = attended if layer.mixer is not None else ()
     gate, up = names.experts.shared[:2] if isinstance(feed, Experts) else (names.gate, names.up)
     fed = feed.shared if isinstance(feed, Experts) else feed
     if fed is None:

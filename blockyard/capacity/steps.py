@@ -97,7 +97,7 @@ def max_prompt_rows(vocab_size: int) -> int:
 def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingScratch) -> int:
     """Computes the bytes that the largest step holds at least: a layer's inner rows, logits and their copies."""
     hidden = network.hidden_size
-    row = 4 * hidden + max(_inner_numbers(layer.feed, hidden) for layer in network.layers)
+    row = 4 * hidden + max(_inner_numbers(feed, hidden) for feed in _feeds(network))
     if network.pooling is not None:
         # Pooling adds rows up, or returns them, in float32.
         return size.num_tokens * (row * ITEM_BYTES[network.dtype_name] + 2 * hidden * FLOAT_BYTES)
@@ -105,6 +105,10 @@ def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingSc
     sampling = scratch.sampling_bytes(size.num_sequences, network.vocab_size)
     prompts = scratch.logprobs_bytes(num_prompt_rows, network.vocab_size)
     return size.num_tokens * row * ITEM_BYTES[network.dtype_name] + max(sampling, prompts)
+
+
+def _feeds(network: DecoderConfig) -> set[Mlp | Experts]:
+    return {layer.feed for layer in network.layers if layer.feed is not None}
 
 
 def _inner_numbers(feed: Mlp | Experts, hidden: int) -> int:
@@ -129,7 +133,7 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
         mine = network.recurrent.share(share.tensor_parallel_size)
         projected, queries = max(projected, mine.in_features), max(queries, mine.out_features)
     sums = hidden * FLOAT_BYTES // item * share.is_cut
-    feeds = {layer.feed for layer in network.layers}
+    feeds = _feeds(network)
     fed = max(_fed_numbers(feed, share, hidden, item) for feed in feeds)
     copies = max(feed.router.top_k if isinstance(feed, Experts) else 1 for feed in feeds)
     numbers = max(4 * hidden + max(projected, fed, sums), 3 * hidden + projected + queries)

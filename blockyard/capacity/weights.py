@@ -124,7 +124,9 @@ def _up_to_multiple(number: int, multiple: int) -> int:
 def layer_products(network: DecoderConfig, share: Share, layer: Layer) -> tuple[Product, ...]:
     """Lists the products of a layer without the experts'."""
     feed, hidden = layer.feed, network.hidden_size
-    mixed = mixer_products(network, share, layer.mixer)
+    mixed = mixer_products(network, share, layer.mixer) if layer.mixer is not None else ()
+    if feed is None:
+        return mixed
     if not isinstance(feed, Experts):
         return *mixed, *feed_products(network, share, feed)
     shared = feed_products(network, share, feed.shared) if feed.shared is not None else ()
@@ -194,7 +196,7 @@ def _num_tables(network: DecoderConfig) -> int:
 def _norm_elements(network: DecoderConfig, share: Share) -> Iterator[tuple[Norm, int]]:
     """Yields the norms of a rank, each with its weight's number of elements."""
     for layer in (network.layers[index] for index in share.layers):
-        for _ in norms_of(layer.placement):
+        for _ in norms_of(layer):
             yield layer.norm, network.hidden_size
         mixer = layer.mixer
         if isinstance(mixer, Attention) and mixer.qk_norm is not None:

@@ -141,9 +141,10 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    mixer: Attention | Recurrent
-    """The kind of layer that mixes the rows of a sequence: attention, or a recurrence."""
-    feed: Mlp | Experts
+    mixer: Attention | Recurrent | None
+    """The part that mixes the rows of a sequence: attention, or a recurrence; None: the layer has `feed` alone."""
+    feed: Mlp | Experts | None
+    """None: the layer has `mixer` alone. Only with `Placement.PRE`."""
     norm: Norm
     """The kind of all the layer's norms except `qk_norm`."""
     placement: Placement = Placement.PRE
@@ -247,7 +248,7 @@ class DecoderConfig:
     @property
     def inner_sizes(self) -> frozenset[int]:
         """The inner features of every MLP and expert."""
-        feeds = {layer.feed for layer in self.layers}
+        feeds = {layer.feed for layer in self.layers if layer.feed is not None}
         shared = {feed.shared for feed in feeds if isinstance(feed, Experts) and feed.shared is not None}
         return frozenset(feed.inner_features for feed in feeds | shared)
 
@@ -267,8 +268,10 @@ class DecoderConfig:
         return next((window for window in self.windows if window is not None), None)
 
 
-def norms_of(placement: Placement) -> Iterable[str]:
+def norms_of(layer: Layer) -> Iterable[str]:
     """Returns the norms of a layer, as field names of `Names`."""
+    if layer.mixer is None or layer.feed is None:
+        return ("pre_feed",) if layer.mixer is None else ("pre_attention",)
     return {
         Placement.PRE: ("pre_attention", "pre_feed"),
         Placement.POST: ("post_attention", "post_feed"),
@@ -277,7 +280,7 @@ def norms_of(placement: Placement) -> Iterable[str]:
         Placement.PRE_FEED: ("pre_feed",),
         Placement.PARALLEL: ("pre_attention",),
         Placement.PARALLEL_TWO: ("pre_attention", "pre_feed"),
-    }[placement]
+    }[layer.placement]
 
 
 def is_widely_served(config: DecoderConfig) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.models import Task
 from blockyard.errors import BlockyardError, Violation
-from blockyard.model_config.decoder_config import DTYPES, DecoderConfig, Experts
+from blockyard.model_config.decoder_config import DTYPES, DecoderConfig, Experts, Mlp
 from blockyard.model_config.families import (
     cohere,
     encoders,
@@ -185,7 +185,7 @@ def _refuse_misfits(fields: Fields, config: DecoderConfig) -> None:
     problems = {
         problem
         for index in range(config.num_layers)
-        for module, width in (*inputs.items(), (names.down, config.layers[index].feed.inner_features))
+        for module, width in (*inputs.items(), *_down_inputs(names.down, config.layers[index].feed))
         if config.stored.covers(names.prefixes[0] + names.layer.format(index) + module)
         and (problem := config.stored.misfit(width))
     }
@@ -195,6 +195,10 @@ def _refuse_misfits(fields: Fields, config: DecoderConfig) -> None:
         problems = {"experts are not served quantized yet"}
     for problem in sorted(problems):
         fields.refuse("quantization_config", f"config.json: quantization_config cannot be served: {problem}")
+
+
+def _down_inputs(name: str, feed: Mlp | Experts | None) -> tuple[tuple[str, int], ...]:
+    return ((name, feed.inner_features),) if feed is not None else ()
 
 
 def find_architecture(fields: Fields) -> str:

@@ -48,6 +48,7 @@ def read_sizes(
     head_dim: int | None = None,
     num_kv_heads: int | None = None,
     inner: int | None = None,
+    num_layers: int | None = None,
     has_own_heads: bool = True,
 ) -> Sizes:
     """Reads the sizes.
@@ -58,6 +59,7 @@ def read_sizes(
         num_kv_heads: the default if config.json has no `num_key_value_heads`; None: num_attention_heads. A null field
             always means num_attention_heads.
         inner: the default if config.json has no `intermediate_size`; None: the field is required.
+        num_layers: the default if config.json has no `num_hidden_layers`; None: the field is required.
         has_own_heads: whether config.json may have `head_dim` and `num_key_value_heads`.
     """
     num_heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
@@ -71,7 +73,7 @@ def read_sizes(
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         inner=fields.integer("intermediate_size", inner),
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=fields.integer("num_hidden_layers", num_layers),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", kv_default) if has_own_heads else num_heads,
         head_dim=fields.integer("head_dim", head_dim or even) if has_own_heads else even,
@@ -210,4 +212,5 @@ def uniform(
 def vary(layer: Layer, attentions: Iterable[Mapping[str, Any]]) -> Iterator[Layer]:
     """Yields a copy of the layer for each change of its attention's fields."""
     for change in attentions:
+        assert layer.mixer is not None
         yield replace(layer, mixer=replace(layer.mixer, **change))

@@ -83,7 +83,13 @@ def cases(
     """
     yield "as it is", fields
     for name, value in fields.items():
-        if (name in HARMLESS and name not in counted) or name in ("architectures", "model_type", "dtype"):
+        # A time step has no least length in transformers' decoding, and one in its way with a whole text.
+        if (name in HARMLESS and name not in counted) or name in (
+            "architectures",
+            "model_type",
+            "dtype",
+            "time_step_min",
+        ):
             continue
         yield f"{name} left out", {other: given for other, given in fields.items() if other != name}
         if isinstance(value, bool):
@@ -138,7 +144,7 @@ def check(name: str, folder: Path, checked: list[tuple[ModelConfig, str]]) -> st
     if logits is None:
         return None
     # A state must fit into a block.
-    got = StepRunner.load(folder, torch.float32, block_size=128).run("whole", TOKEN_IDS, [LENGTH])
+    got = StepRunner.load(folder, torch.float32, block_size=256).run("whole", TOKEN_IDS, [LENGTH])
     worst = float((got - logits).abs().max() / logits.abs().max())
     return "" if worst <= 2e-5 else f"{name}: {worst:.1e}"
 
@@ -153,6 +159,8 @@ def test_a_field_counts_as_in_transformers_or_is_refused(recipe: str, tmp_path: 
     sizes: dict[str, Any] = {field: SMALL.get(field, value) for field, value in made.fields.items()}
     if "layer_types" in sizes:
         sizes["layer_types"] = sizes["layer_types"][:2]
+    if "layers_block_type" in sizes:
+        sizes["layers_block_type"] = ["linear_attention", "mlp", "full_attention"]
     if "attn_layer_indices" in sizes:
         sizes["attn_layer_indices"] = [1]
     config = getattr(transformers, made.config)(**sizes)

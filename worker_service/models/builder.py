@@ -171,13 +171,10 @@ class NetworkBuilder(RecurrentReader):
             index=index - self._share.layers.start,
             config=layer,
             norms=Norms(
-                **{
-                    which: self._norm(prefix + getattr(names, which), layer.norm, hidden)
-                    for which in norms_of(layer.placement)
-                }
+                **{which: self._norm(prefix + getattr(names, which), layer.norm, hidden) for which in norms_of(layer)}
             ),
-            mixer=self._mixer(prefix, layer.mixer),
-            feed=self._feed(prefix, layer.feed),
+            mixer=None if layer.mixer is None else self._mixer(prefix, layer.mixer),
+            feed=None if layer.feed is None else self._feed(prefix, layer.feed),
         )
 
     def _mixer(self, prefix: str, mixer: Attention | Recurrent) -> Mixer:

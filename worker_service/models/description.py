@@ -150,7 +150,7 @@ def _layer_modules(
     heads, features = "", ""
     if share.is_cut:
         heads = _part("heads", share.heads, config.num_heads)
-        inner = layer.config.feed.inner_features
+        inner = layer.config.feed.inner_features if layer.config.feed is not None else 0
         features = _part("inner features", share.part(inner), inner)
     key_heads = f", {_part('KV heads', share.kv_heads, config.num_kv_heads)}" if heads else ""
 
@@ -169,13 +169,13 @@ def _layer_modules(
             case "post_attention":
                 if isinstance(layer.mixer, RecurrentMixer):
                     yield from _recurrent_modules(layer.mixer, linear, prefix, within_layer.recurrent, index)
-                else:
+                elif layer.mixer is not None:
                     yield from _attention_modules(layer.mixer, linear, prefix, within_layer, index, heads, key_heads)
             case "post_feed":
                 if isinstance(layer.feed, MLP):
                     yield linear(layer.feed.gate_up, features)
                     yield linear(layer.feed.down, features)
-                else:
+                elif layer.feed is not None:
                     yield from _mixture_modules(layer.feed, linear, prefix, index, features)
             case _:
                 pass

@@ -73,23 +73,28 @@ class DecoderLayer:
     index: int
     config: Layer
     norms: Norms
-    mixer: Mixer
-    feed: Feed
+    mixer: Mixer | None
+    feed: Feed | None
 
     @property
     def projections(self) -> tuple[Projection, ...]:
         """The layer's products that adapters may change."""
-        return *self.mixer.projections, *self.feed.projections
+        return tuple(projection for part in self._parts for projection in part.projections)
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        return *(projection.packed for projection in self.mixer.projections), *self.feed.linears
+        mixed = () if self.mixer is None else (projection.packed for projection in self.mixer.projections)
+        return *mixed, *(() if self.feed is None else self.feed.linears)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors outside of products, such as the weights and biases of norms."""
         norms = (tensor for _, norm in self.norms for tensor in norm.tensors)
-        return (*norms, *self.mixer.tensors, *self.feed.tensors)
+        return (*norms, *(tensor for part in self._parts for tensor in part.tensors))
+
+    @property
+    def _parts(self) -> tuple[Mixer | Feed, ...]:
+        return tuple(part for part in (self.mixer, self.feed) if part is not None)
 
     def forward(self, hidden: Tensor, residual: Tensor | None, context: StepContext) -> tuple[Tensor, Tensor | None]:
         """Computes a layer: rows [T, hidden_size] and their residual, not yet added -> the same for the layer's output.
@@ -99,11 +104,13 @@ class DecoderLayer:
         backend, norms, scale = context.backend, self.norms, self.config.residual_scale
         match self.config.placement:
             case Placement.PRE:
-                assert norms.pre_attention is not None and norms.pre_feed is not None
-                normed, residual = norms.pre_attention.apply(backend, hidden, residual, scale)
-                mixed = self._mix(normed, context)
-                normed, residual = norms.pre_feed.apply(backend, mixed, residual, scale)
-                return self._feed(normed, context), residual
+                if norms.pre_attention is not None:
+                    normed, residual = norms.pre_attention.apply(backend, hidden, residual, scale)
+                    hidden = self._mix(normed, context)
+                if norms.pre_feed is not None:
+                    normed, residual = norms.pre_feed.apply(backend, hidden, residual, scale)
+                    hidden = self._feed(normed, context)
+                return hidden, residual
             case Placement.PRE_FEED:
                 assert norms.pre_feed is not None and residual is None
                 normed, residual = norms.pre_feed.apply(backend, self._mix(hidden, context), hidden, scale)
@@ -135,9 +142,11 @@ class DecoderLayer:
         return context.backend.add_normed(hidden, norm.weight, norm.epsilon, residual, scale)
 
     def _mix(self, normed: Tensor, context: StepContext) -> Tensor:
+        assert self.mixer is not None
         return self.mixer.forward(normed, context, self.index)
 
     def _feed(self, normed: Tensor, context: StepContext) -> Tensor:
+        assert self.feed is not None
         return self.feed.forward(normed, context.backend, context.lora)
 
 

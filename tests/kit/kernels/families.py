@@ -160,6 +160,21 @@ RECIPES = {
         },
     ),
     "bamba": Recipe("BambaForCausalLM", "BambaConfig", {**_MAMBA, "attn_layer_indices": [1, 3]}),
+    "nemotron_h": Recipe(
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "full_attention"],
+            "head_dim": 24,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "ssm_state_size": 24,
+            # Of a whole text transformers makes no time step shorter than this; decoding, it makes them as they are.
+            "time_step_min": 1e-9,
+        },
+        ("num_hidden_layers",),
+    ),
     "granite_dense": Recipe(
         "GraniteMoeHybridForCausalLM",
         "GraniteMoeHybridConfig",

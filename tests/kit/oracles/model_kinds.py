@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
     # With states, snapshots of them, and fixed blocks beside those of keys and values.
     **{
         name: (partial(_with_tokenizer, name), (*_STATES, "--num-device-blocks", str(num_blocks)))
-        for name, num_blocks in {"qwen3_next": 40, "lfm2_moe": 34, "granite_hybrid": 56}.items()
+        for name, num_blocks in {"qwen3_next": 40, "lfm2_moe": 34, "granite_hybrid": 56, "nemotron_h": 56}.items()
     },
     **{name: (lambda name=name: quantized_model("qwen2", name)[0], ()) for name in FORMATS},
     "int8": (partial(tiny_model, "llama"), ("--quantization", "int8", "--dtype", "bfloat16")),

@@ -56,7 +56,7 @@ def kernels() -> None:
     build_kernels()
 
 
-HYBRIDS = ["qwen3_5", "qwen3_next", "lfm2_moe", "granite_hybrid"]
+HYBRIDS = ["qwen3_5", "qwen3_next", "lfm2_moe", "granite_hybrid", "nemotron_h"]
 FAMILIES = ["gemma3", "granite", "olmo", "gpt2", "phi", "stablelm_parallel", "qwen3_moe", "gpt_oss", *HYBRIDS]
 
 
