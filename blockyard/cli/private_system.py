@@ -33,7 +33,7 @@ def started(command: Command, configuration: SystemConfiguration, *others: Syste
     require_services(f"blockyard {command}")
     configure_logging(command, level=configuration.log.log_level, log_format=configuration.log.log_format)
     local, bars = LocalSystem(configuration, *others), StartBars()
-    # An error of the start has the services' last lines.
+    # An error at the start quotes the services' last lines, so they need not be shown as they come.
     is_quiet = configuration.log.log_level == PRIVATE["log_level"]
     system = RunningSystem(local, lambda line: None if is_quiet and bars.is_open else bars.write_line(line))
 

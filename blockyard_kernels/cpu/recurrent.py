@@ -54,22 +54,9 @@ class CpuRecurrentOps:
         places: tuple[int, ...],
         shape: RecurrentShape,
     ) -> Tensor:
-        rows, features = rows.contiguous(), shape.conv_features
-        mixed = rows.new_empty(len(rows), features)
+        rows = rows.contiguous()
         state = {"pool": kv_pool.data_ptr(), "block_stride": kv_pool[0].nbytes, "places": self._address(places)}
-        op = self._ops.make(
-            Kind.CONVOLVE,
-            input=rows.data_ptr(),
-            input_stride=rows.shape[1],
-            output=mixed.data_ptr(),
-            out_features=features,
-            weight=weights.conv.data_ptr(),
-            bias=address_of(weights.conv_bias),
-            group=shape.conv_width,
-            wide=shape.kind is RecurrentKind.SHORT_CONV,
-            **state,
-        )
-        self._ops.emit(op, mixed, batch=cast("AttentionBatch", batch))
+        mixed = self._convolve(rows, weights, batch, shape, state)
         if shape.kind is RecurrentKind.SHORT_CONV:
             return mixed
         is_scan = shape.kind is RecurrentKind.MAMBA2
@@ -77,14 +64,14 @@ class CpuRecurrentOps:
         gates = {
             "residual": rows.data_ptr(),
             "low_rank_stride": rows.shape[1],
-            "low_rank_offset": features,
+            "low_rank_offset": shape.conv_features,
             "query_norm": address_of(weights.norm),
             "epsilon": shape.epsilon,
         }
         op = self._ops.make(
             Kind.MIX,
             input=mixed.data_ptr(),
-            input_stride=features,
+            input_stride=shape.conv_features,
             output=results.data_ptr(),
             num_heads=shape.num_value_heads,
             num_kv_heads=shape.num_key_heads,
@@ -110,6 +97,31 @@ class CpuRecurrentOps:
         )
         self._ops.emit(op, normed)
         return normed
+
+    def _convolve(
+        self,
+        rows: Tensor,
+        weights: RecurrentWeights,
+        batch: StateBatch,
+        shape: RecurrentShape,
+        state: dict[str, int],
+    ) -> Tensor:
+        """Convolves rows -> [T, F]. `state`: the fields of an op that say where the state lies."""
+        mixed = rows.new_empty(len(rows), shape.conv_features)
+        op = self._ops.make(
+            Kind.CONVOLVE,
+            input=rows.data_ptr(),
+            input_stride=rows.shape[1],
+            output=mixed.data_ptr(),
+            out_features=shape.conv_features,
+            weight=weights.conv.data_ptr(),
+            bias=address_of(weights.conv_bias),
+            group=shape.conv_width,
+            wide=shape.kind is RecurrentKind.SHORT_CONV,
+            **state,
+        )
+        self._ops.emit(op, mixed, batch=cast("AttentionBatch", batch))
+        return mixed
 
     def _address(self, places: tuple[int, ...]) -> int:
         array = self._places.get(places)

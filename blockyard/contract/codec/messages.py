@@ -58,12 +58,12 @@ class EnumCodec(Generic[Member, Number]):
 class _Part(Protocol):
     @property
     def encode(self) -> Callable[[Any], Any]:
-        """Makes what the message holds of what the value holds."""
+        """Converts a field of the value into the message's."""
         ...
 
     @property
     def decode(self) -> Callable[[Any], Any]:
-        """Makes what the value holds of what the message holds; columns come as tuples."""
+        """Converts a field of the message into the value's; columns come as tuples."""
         ...
 
 
