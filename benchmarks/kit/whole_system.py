@@ -168,12 +168,17 @@ class WholeSystem:
         assert sum(counts) == workload.num_tokens, (counts, workload)
         return Run(seconds, {name: after[name] - before[name] for name in after})
 
-    async def run_prompts(self, prompts: list[list[int]], lengths: list[int]) -> tuple[float, list[list[int]]]:
+    async def run_prompts(
+        self, prompts: list[list[int]], lengths: list[int], temperature: float = 0.0
+    ) -> tuple[float, list[list[int]]]:
         """Runs a batch of requests for so many tokens.
 
         Returns the seconds from the first request to the last answer, and the answers' ids.
         """
-        requests = [inference_pb2.GenerateRequest(spec=spec) for spec in map(make_request, prompts, lengths)]
+        specs = list(map(make_request, prompts, lengths))
+        for number, spec in enumerate(specs):
+            spec.sampling.temperature, spec.sampling.seed = temperature, number
+        requests = [inference_pb2.GenerateRequest(spec=spec) for spec in specs]
         begin = time.perf_counter()
         answers = await asyncio.gather(*map(self._stub.Generate, requests))
         seconds = time.perf_counter() - begin

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.weights import ITEM_BYTES, WeightFormat, feed_products, layer_products
 from blockyard.model_config.decoder_config import DecoderConfig, Experts
+from blockyard.model_config.recurrent import RecurrentKind
 from blockyard.model_config.stored_weights import SMALLEST_GROUP
 
 if TYPE_CHECKING:
@@ -129,14 +130,23 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
     queries = len(share.heads) * network.head_dim
     gates = queries * any(attention.gates_output for attention in network.attentions)
     projected = queries + gates + 2 * len(share.kv_heads) * network.head_dim
+    mixing = projected + queries
     if network.recurrent is not None:
         mine = network.recurrent.share(share.tensor_parallel_size)
-        projected, queries = max(projected, mine.in_features), max(queries, mine.out_features)
+        if mine.kind is RecurrentKind.MAMBA2:
+            # The scan gives float32, which is normalised into another buffer.
+            results = mine.out_features * FLOAT_BYTES // item
+            mixed = results + max(mine.conv_features, mine.out_features)
+        else:
+            # A gap between the buffers may be as large as the convolution's.
+            mixed = 2 * (mine.conv_features + mine.out_features)
+        mixing = max(mixing, mine.in_features + mixed)
+        projected = max(projected, mine.in_features)
     sums = hidden * FLOAT_BYTES // item * share.is_cut
     feeds = _feeds(network)
     fed = max(_fed_numbers(feed, share, hidden, item) for feed in feeds)
     copies = max(feed.router.top_k if isinstance(feed, Experts) else 1 for feed in feeds)
-    numbers = max(4 * hidden + max(projected, fed, sums), 3 * hidden + projected + queries)
+    numbers = max(4 * hidden + max(projected, fed, sums), 3 * hidden + mixing)
     angles = sum(rotary.num_angles(network.head_dim) for rotary in network.rotaries)
     rows = item * (numbers + angles)
     products = (product for layer in network.layers for product in layer_products(network, share, layer))
