@@ -31,7 +31,8 @@ def test_run_talks_stops_an_answer_and_keeps_its_history(tmp_path: Path) -> None
         terminal.interrupt()
         terminal.wait_for(r"\(stopped\)\n> ")
         terminal.type("/help\n")
-        terminal.wait_for("/clear +forget the conversation")
+        # The prompt is back: Ctrl-C meets no printing.
+        terminal.wait_for(r"/clear +forget the conversation(?s:.*)\n> ")
         terminal.interrupt()
         terminal.wait_for("Ctrl-D or /quit to end")
         terminal.type("/quit\n")
