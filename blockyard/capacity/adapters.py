@@ -86,8 +86,7 @@ def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max
     item_bytes, total = ITEM_BYTES[network.dtype_name], 0
     for layer in (network.layers[index] for index in share.layers):
         # Adapters change no routers, and of experts only those that all rows share.
-        feed = layer.feed.shared if isinstance(layer.feed, Experts) else layer.feed
-        fed = feed_products(network, share, feed) if feed is not None else ()
+        fed = feed_products(network, share, layer.mlp) if layer.mlp is not None else ()
         mixed = mixer_products(network, share, layer.mixer) if layer.mixer is not None else ()
         products = *mixed, *fed
         for product, num_modules in zip(products, _module_counts(network, layer), strict=True):
@@ -100,15 +99,14 @@ def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max
 
 def _module_counts(network: DecoderConfig, layer: Layer) -> tuple[int, ...]:
     """Counts the checkpoint's modules that each fused product of a layer holds: q, k, v; o; gate, up; down."""
-    names, feed = network.names, layer.feed
+    names = network.names
     is_attention = isinstance(layer.mixer, Attention)
     attended = len({names.query, names.key, names.value} if is_attention else names.recurrent.inputs), 1
     attended = attended if layer.mixer is not None else ()
-    gate, up = names.experts.shared[:2] if isinstance(feed, Experts) else (names.gate, names.up)
-    fed = feed.shared if isinstance(feed, Experts) else feed
-    if fed is None:
+    if layer.mlp is None:
         return attended
-    return *attended, len({gate, up}) if fed.is_gated else 1, 1
+    gate, up = names.experts.shared[:2] if isinstance(layer.feed, Experts) else (names.gate, names.up)
+    return *attended, len({gate, up}) if layer.mlp.is_gated else 1, 1
 
 
 def lora_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, limits: LoraLimits) -> int:

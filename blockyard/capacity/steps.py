@@ -98,7 +98,7 @@ def max_prompt_rows(vocab_size: int) -> int:
 def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingScratch) -> int:
     """Computes the bytes that the largest step holds at least: a layer's inner rows, logits and their copies."""
     hidden = network.hidden_size
-    row = 4 * hidden + max(_inner_numbers(feed, hidden) for feed in _feeds(network))
+    row = 4 * hidden + max(_inner_numbers(feed, hidden) for feed in network.feeds)
     if network.pooling is not None:
         # Pooling adds rows up, or returns them, in float32.
         return size.num_tokens * (row * ITEM_BYTES[network.dtype_name] + 2 * hidden * FLOAT_BYTES)
@@ -106,10 +106,6 @@ def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingSc
     sampling = scratch.sampling_bytes(size.num_sequences, network.vocab_size)
     prompts = scratch.logprobs_bytes(num_prompt_rows, network.vocab_size)
     return size.num_tokens * row * ITEM_BYTES[network.dtype_name] + max(sampling, prompts)
-
-
-def _feeds(network: DecoderConfig) -> set[Mlp | Experts]:
-    return {layer.feed for layer in network.layers if layer.feed is not None}
 
 
 def _inner_numbers(feed: Mlp | Experts, hidden: int) -> int:
@@ -143,7 +139,7 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
         mixing = max(mixing, mine.in_features + mixed)
         projected = max(projected, mine.in_features)
     sums = hidden * FLOAT_BYTES // item * share.is_cut
-    feeds = _feeds(network)
+    feeds = network.feeds
     fed = max(_fed_numbers(feed, share, hidden, item) for feed in feeds)
     copies = max(feed.router.top_k if isinstance(feed, Experts) else 1 for feed in feeds)
     numbers = max(4 * hidden + max(projected, fed, sums), 3 * hidden + mixing)

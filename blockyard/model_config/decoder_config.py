@@ -151,6 +151,11 @@ class Layer:
     residual_scale: float = 1.0
     """Factor of attention's and MLP's results in the residual addition."""
 
+    @property
+    def mlp(self) -> Mlp | None:
+        """The MLP that every row goes through: the layer's own, or the one beside its experts; None: there is none."""
+        return self.feed.shared if isinstance(self.feed, Experts) else self.feed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
@@ -246,11 +251,15 @@ class DecoderConfig:
         return self.attention.head_dim
 
     @property
+    def feeds(self) -> frozenset[Mlp | Experts]:
+        """The different MLPs and experts of the layers, without those that experts share."""
+        return frozenset(layer.feed for layer in self.layers if layer.feed is not None)
+
+    @property
     def inner_sizes(self) -> frozenset[int]:
         """The inner features of every MLP and expert."""
-        feeds = {layer.feed for layer in self.layers if layer.feed is not None}
-        shared = {feed.shared for feed in feeds if isinstance(feed, Experts) and feed.shared is not None}
-        return frozenset(feed.inner_features for feed in feeds | shared)
+        mlps = {layer.mlp for layer in self.layers if layer.mlp is not None}
+        return frozenset(feed.inner_features for feed in self.feeds | mlps)
 
     @property
     def intermediate_size(self) -> int:

@@ -14,7 +14,7 @@ class RecurrentKind(StrEnum):
     GATED_DELTA = "gated_delta"
     """The gated delta rule (Qwen 3.5, Qwen3-Next)."""
     MAMBA2 = "mamba2"
-    """Mamba 2 (Granite 4 H, Bamba): value heads, and groups of them that share keys and queries."""
+    """Mamba 2 (Granite 4 H, Bamba, Nemotron H): value heads, and groups of them that share keys and queries."""
     SHORT_CONV = "short_conv"
     """A gated convolution over a few tokens (LFM2)."""
 

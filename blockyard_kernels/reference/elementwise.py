@@ -194,5 +194,5 @@ def _slot_rows(batch: AttentionBatch, kv_pool: Tensor, num_heads: int) -> Tensor
 
 
 def logistic(numbers: Tensor) -> Tensor:
-    """Computes sigmoids by operations that give a number the same bits in every shape."""
+    """Computes sigmoids. A number's bits do not depend on the shape that it stands in, as torch.sigmoid's may."""
     return 1 / (1 + torch.exp(-numbers))

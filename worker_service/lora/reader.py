@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from blockyard.model_config.decoder_config import Experts
 from blockyard.model_config.fields import unusable
 from worker_service.lora.adapter import AdapterWeights, LoraRequest
 from worker_service.lora.adapter_files import AdapterFiles
@@ -178,8 +177,7 @@ def module_shapes(model: DecoderModel) -> tuple[dict[str, tuple[int, int]], tupl
 
 def _kind_of(layer: Layer) -> tuple[object, ...]:
     """Returns what layers with the same modules have in common."""
-    mlp = layer.feed.shared if isinstance(layer.feed, Experts) else layer.feed
-    return type(layer.mixer), type(layer.feed), None if mlp is None else mlp.inner_features
+    return type(layer.mixer), type(layer.feed), None if layer.mlp is None else layer.mlp.inner_features
 
 
 def read_soft_prompt(folder: PeftFolder, width: int, dtype: torch.dtype, max_tokens: int) -> Tensor:

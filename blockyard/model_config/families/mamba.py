@@ -188,15 +188,20 @@ def read_mamba(
     )
 
 
-_MAMBA = RecurrentNames(
-    inputs=("mamba.in_proj",),
-    conv="mamba.conv1d",
-    decay_log="mamba.A_log",
-    step_bias="mamba.dt_bias",
-    skip="mamba.D",
-    norm="mamba.norm",
-    output="mamba.out_proj",
-)
+def _names_in(module: str) -> RecurrentNames:
+    """Returns the names of Mamba's parts in a module of the layer."""
+    return RecurrentNames(
+        inputs=(f"{module}.in_proj",),
+        conv=f"{module}.conv1d",
+        decay_log=f"{module}.A_log",
+        step_bias=f"{module}.dt_bias",
+        skip=f"{module}.D",
+        norm=f"{module}.norm",
+        output=f"{module}.out_proj",
+    )
+
+
+_MAMBA = _names_in("mamba")
 _SHARED = ("shared_mlp.input_linear", "shared_mlp.input_linear", "shared_mlp.output_linear")
 _GRANITE = replace(
     LLAMA_NAMES,
@@ -228,15 +233,7 @@ _NEMOTRON = replace(
     output="mixer.o_proj",
     up="mixer.up_proj",
     down="mixer.down_proj",
-    recurrent=RecurrentNames(
-        inputs=("mixer.in_proj",),
-        conv="mixer.conv1d",
-        decay_log="mixer.A_log",
-        step_bias="mixer.dt_bias",
-        skip="mixer.D",
-        norm="mixer.norm",
-        output="mixer.out_proj",
-    ),
+    recurrent=_names_in("mixer"),
 )
 _NEMOTRON_RENAMED = {
     "rms_norm_eps": "layer_norm_epsilon",

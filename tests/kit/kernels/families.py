@@ -170,7 +170,7 @@ RECIPES = {
             "mamba_head_dim": 32,
             "n_groups": 2,
             "ssm_state_size": 24,
-            # Of a whole text transformers makes no time step shorter than this; decoding, it makes them as they are.
+            # transformers lengthens shorter time steps to this in a prefill, and leaves them as they are in decoding.
             "time_step_min": 1e-9,
         },
         ("num_hidden_layers",),
